@@ -40,15 +40,15 @@ def mapping_of(value: Any, path: str, expected: str) -> dict[Any, Any]:
     """A caller's mapping as a plain dict; a plain dict is returned itself."""
     if type(value) is dict:
         return value
-    found = f"found {describe(value)}"
+    detail = f"expected {expected}, found {describe(value)}"
     if isinstance(value, Mapping):
         try:
             # Ask for items, because a TensorDict iterates over its rows.
             return {name: item for name, item in value.items()}  # noqa: C416 - see above
         except (TypeError, ValueError) as error:
-            found += " whose items are not pairs"
-            raise ArgumentTypeError("bad_type", path, f"expected {expected}, {found}") from error
-    raise ArgumentTypeError("bad_type", path, f"expected {expected}, {found}")
+            detail += " whose items are not pairs"
+            raise ArgumentTypeError("bad_type", path, detail) from error
+    raise ArgumentTypeError("bad_type", path, detail)
 
 
 def named_columns(fields: Any, path: str, what: str = "columns") -> dict[str, Any]:
@@ -57,8 +57,8 @@ def named_columns(fields: Any, path: str, what: str = "columns") -> dict[str, An
     if not _STRING.issuperset(map(type, columns)):
         for name in columns:
             if not isinstance(name, str):
-                found = f"found {describe(fields)} with keys that are not strings"
-                detail = f"expected a dict of names to {what}, {found}"
+                wrong = f"{describe(fields)} with keys that are not strings"
+                detail = f"expected a dict of names to {what}, found {wrong}"
                 raise ArgumentTypeError("bad_type", path, detail)
     return columns
 
@@ -75,18 +75,18 @@ def items_of(values: Any, path: str, expected: str) -> list[Any]:
     raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(values)}")
 
 
-# In tensordict 0.10 a NonTensorData has an item at every index: Python and numpy read without end.
-
-
 def iterator_of(values: Any) -> Iterator[Any]:
-    """An iterator; TypeError for an object that only has items by index."""
+    """An iterator; TypeError for an object that only has items by index.
+
+    In tensordict 0.10 a NonTensorData has an item at every index, so reading it would not end.
+    """
     if not isinstance(values, Iterable):
         raise TypeError(f"{type(values).__name__} is not iterable")
     return iter(values)
 
 
 def array_of(values: Any) -> npt.NDArray[Any]:
-    """`numpy.asarray`; TypeError for an object that only has items by index, also in a list."""
+    """`numpy.asarray`; as `iterator_of`, TypeError for items by index alone, also in a list."""
     level: Sequence[Any] = (values,)
     for _ in range(_MOST_SEARCHED):
         kinds = set(map(type, level))
@@ -124,12 +124,12 @@ def _names_in(names: Any, path: str, collect: Callable[[Any], Any]) -> Any:
         detail = f"expected names, found the string {brief(names)}; put it in a list"
         raise ArgumentTypeError("bad_type", path, detail)
     try:
-        found = collect(iterator_of(names))
+        collected = collect(iterator_of(names))
     except FOREIGN_ERRORS as error:
         detail = f"expected names, found {describe(names)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
-    check_names(found, path)
-    return found
+    check_names(collected, path)
+    return collected
 
 
 def check_names(names: Iterable[Any], path: str) -> None:
@@ -170,8 +170,8 @@ def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyErr
     if len(listed) > _MOST_NAMED:
         listed = [*dict.fromkeys([*_nearest_names(name, listed), *listed])]
     more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
-    named = ", ".join(map(brief, listed[:_MOST_NAMED])) or "no column"
-    detail = f"expected one of {named}{more}, found {brief(name)}"
+    first = ", ".join(map(brief, listed[:_MOST_NAMED])) or "no column"
+    detail = f"expected one of {first}{more}, found {brief(name)}"
     return ArgumentKeyError("no_such_field", f"{path}({brief(name)})", detail)
 
 
@@ -194,15 +194,15 @@ def _text_of_name(name: Any) -> str:
 
 
 def check_laid_out(
-    name: Any, columns: Iterable[Any], how: str, path: str, *, path_names_it: bool = False
+    name: Any, columns: Iterable[Any], how: str, path: str, *, name_in_detail: bool = True
 ) -> None:
     """Refuse the name of a column that is not laid out, `how` being "padded" or "packed".
 
-    `columns` are all that are. The detail leaves the name out if the path has it.
+    `columns` are all that are. Leave the name out of the detail if the path has it already.
     """
     if name not in columns:
         detail = f"expected a column that is {how}, one of {[*columns]!r:.200}"
-        detail += "" if path_names_it else f", found {brief(name)}"
+        detail += f", found {brief(name)}" if name_in_detail else ""
         raise ArgumentKeyError("no_such_field", path, detail)
 
 
@@ -212,18 +212,18 @@ def check_new_name(name: str, columns: Iterable[str], path: str, remedy: str) ->
         raise ArgumentError("conflict", path, f"expected no column {name!r}, found one; {remedy}")
 
 
-def check_options(given: Iterable[str], known: Iterable[str], where: str) -> None:
+def check_options(options: Iterable[str], allowed: Iterable[str], where: str) -> None:
     """Refuse names of options that a function does not have."""
-    for name in given:
-        if name not in known:
-            expected = f"expected one of {', '.join(sorted(known))}, found {brief(name)}"
-            raise ArgumentKeyError("bad_option", where, expected)
+    for name in options:
+        if name not in allowed:
+            detail = f"expected one of {', '.join(sorted(allowed))}, found {brief(name)}"
+            raise ArgumentKeyError("bad_option", where, detail)
 
 
 # --- numbers, flags and words ------------------------------------------------------------------
 
 
-def integer_of(number: Any) -> int | None:
+def int_or_none(number: Any) -> int | None:
     """An integer of any type as an int; None for any other value, such as a bool."""
     if type(number) is int:
         return number
@@ -235,9 +235,9 @@ def integer_of(number: Any) -> int | None:
         return None
 
 
-def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
-    """An integer of `least` or more, of any type that counts as one."""
-    whole = number if type(number) is int else integer_of(number)
+def require_int(number: Any, least: int, path: str, expected: str = "") -> int:
+    """A number as an int of `least` or more; an error for any other value."""
+    whole = number if type(number) is int else int_or_none(number)
     if whole is None or not least <= whole <= _LARGEST:
         large = whole is not None and whole > _LARGEST
         expected = "less than 2**63" if large else expected or f"{least} or more"
@@ -246,7 +246,7 @@ def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
     return whole
 
 
-def flag_of(value: Any, path: str) -> bool:
+def require_flag(value: Any, path: str) -> bool:
     """A caller's True or False, or numpy's; an error for any other value."""
     if not isinstance(value, (bool, np.bool_)):
         detail = f"expected True or False, found {brief(value)}"
@@ -286,10 +286,9 @@ def check_array(array: npt.NDArray[Any], path: str) -> None:
     """Refuse an array that is not plain."""
     remedy = array_remedy(array)
     if remedy:
-        found = f"found a {type(array).__name__}; {remedy}"
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected an array whose values can be read, {found}"
-        )
+        name = type(array).__name__
+        detail = f"expected an array whose values can be read, found a {name}; {remedy}"
+        raise ArgumentTypeError("bad_type", path, detail)
 
 
 def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from typing import Any, Unpack
 
-from jagcodec._arguments import whole_number
+from jagcodec._arguments import require_int
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
 from jagcodec.wire.blobs import refuse_frames
@@ -61,7 +61,7 @@ class RecordWriter:
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = None) -> None:
         where = "RecordWriter(directory)"
         self._directory = name = _directory_of(directory, where)
-        self._keep = None if keep is None else whole_number(keep, 1, "RecordWriter(keep)")
+        self._keep = None if keep is None else require_int(keep, 1, "RecordWriter(keep)")
         self._process = os.getpid()
         self._writing = threading.Lock()
         with suppress(FileExistsError):
@@ -110,7 +110,7 @@ class RecordWriter:
             OSError: The file system failed; no step was deleted.
         """
         where = "RecordWriter.write"
-        number = whole_number(step, 0, f"{where}(step)")
+        number = require_int(step, 0, f"{where}(step)")
         with self._writing:
             steps = self._steps(where)
             if steps and number <= steps[-1]:
@@ -130,7 +130,7 @@ class RecordWriter:
         negative.
         """
         where = "RecordWriter.rewind"
-        first = whole_number(step, 0, f"{where}(step)")
+        first = require_int(step, 0, f"{where}(step)")
         with self._writing:
             self._delete([n for n in reversed(self._steps(where)) if n >= first])
 
@@ -199,7 +199,7 @@ class RecordReader:
 
     def file(self, step: int) -> str:
         """The path of a step's file, whether or not it is there."""
-        return _file_of(self._directory, whole_number(step, 0, "RecordReader.file(step)"))
+        return _file_of(self._directory, require_int(step, 0, "RecordReader.file(step)"))
 
 
 def _directory_of(directory: Any, where: str) -> str:

@@ -15,7 +15,13 @@ from typing import Any
 from uuid import UUID
 
 from jagcodec._compiling import untraced
-from jagcodec.wire.registry import NamedType, of_fields, of_one, register_types, use_loaded
+from jagcodec.wire.registry import (
+    NamedType,
+    maker_of_fields,
+    maker_of_one,
+    register_types,
+    use_loaded,
+)
 
 
 @untraced
@@ -90,14 +96,18 @@ _TYPES: tuple[NamedType, ...] = (
         defaultdict,
         "collections.defaultdict",
         _defaultdict_state,
-        of_fields(_defaultdict, str, dict),
+        maker_of_fields(_defaultdict, str, dict),
     ),
-    NamedType(deque, "collections.deque", _deque_items, of_one(deque, list)),
-    NamedType(bytearray, "bytearray", bytes, of_one(bytearray, bytes)),
-    NamedType(datetime, "datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
-    NamedType(date, "datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
-    NamedType(timedelta, "datetime.timedelta", _PARTS, of_fields(timedelta, int, int, int)),
-    NamedType(UUID, "uuid.UUID", attrgetter("bytes"), of_one(lambda data: UUID(bytes=data), bytes)),
-    NamedType(Decimal, "decimal.Decimal", str, of_one(Decimal, str)),
-    NamedType(type(Path()), "pathlib.Path", str, of_one(Path, str)),
+    NamedType(deque, "collections.deque", _deque_items, maker_of_one(deque, list)),
+    NamedType(bytearray, "bytearray", bytes, maker_of_one(bytearray, bytes)),
+    NamedType(
+        datetime, "datetime.datetime", _datetime_text, maker_of_one(datetime.fromisoformat, str)
+    ),
+    NamedType(date, "datetime.date", date.isoformat, maker_of_one(date.fromisoformat, str)),
+    NamedType(timedelta, "datetime.timedelta", _PARTS, maker_of_fields(timedelta, int, int, int)),
+    NamedType(
+        UUID, "uuid.UUID", attrgetter("bytes"), maker_of_one(lambda data: UUID(bytes=data), bytes)
+    ),
+    NamedType(Decimal, "decimal.Decimal", str, maker_of_one(Decimal, str)),
+    NamedType(type(Path()), "pathlib.Path", str, maker_of_one(Path, str)),
 )

@@ -25,9 +25,9 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
 from jagcodec import ArgumentError, WireFormatError
+from jagcodec.columns.batch import Columns
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.write import encoder
-from jagcodec.wire.write.encoder import Columns
 from tests.helpers import LENGTHS, make_batch, nested, size
 from tests.integrations.conftest import SECONDS, new_worker
 from tests.oracle import assert_same

@@ -121,7 +121,7 @@ def with_columns(batch, names):
     return held.select(*names) if isinstance(held, TensorDict) else held.select(names)
 
 
-def agreed(metas):
+def common_meta(metas):
     """What all of them have in common; None unless all say."""
     if None in metas:
         return None
@@ -195,7 +195,7 @@ class Rows(RuleBasedStateMachine):
             return multiple()
         found = concat_rows([with_columns(b, names) for b in chosen])
         known = model.kind in (WireBatch, BatchedDataDict)
-        meta = agreed([b.meta for b in chosen]) if known else None
+        meta = common_meta([b.meta for b in chosen]) if known else None
         rows = [row for b in chosen for row in b.rows]
         return Batch(found, rows, names, model.kind, model.packed, meta).checked()
 

@@ -146,7 +146,7 @@ def on_a_small_stack(call: Callable[..., Any], *arguments: Any) -> Any:
 
 def forget() -> None:
     """Empty the tables of known schemas, so that the next message is read from scratch."""
-    for table in (schema._known, header._start_of_tree, header._schema_of_start):
+    for table in (schema._schema_of_bytes, header._start_of_tree, header._schema_of_start):
         table.clear()
 
 

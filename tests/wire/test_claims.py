@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jagcodec import WireFormatError, encode, encode_rows
 from jagcodec.wire import claims
 from jagcodec.wire import header as header_module
-from jagcodec.wire.claims import EXACT, sound_at_sight
-from jagcodec.wire.header import opened_header, read_header
+from jagcodec.wire.claims import EXACT, HeaderNumbers, sound_at_sight
+from jagcodec.wire.header import read_header, split_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
 from jagcodec.wire.many.stacked import _open_stack
 from jagcodec.wire.schema import FORMS, INTEGER_ROWS, Group, Node
@@ -44,16 +44,17 @@ def forged(frame, seed):
 def at_sight(frame, limits):
     """What the quick check says of a header, and the rule too if it says yes."""
     try:
-        size, schema, packed, _ = opened_header(frame, limits)
+        size, schema, packed, _ = split_header(frame, limits)
         numbers = np.frombuffer(packed, np.int64).tolist()
         groups, sizes, stored, checksums = header_module._after_nodes(schema, numbers)
     except WireFormatError:  # counts that do not fit
         return False
-    sound, claimed, expanded, objects = sound_at_sight(schema, numbers, groups, sizes, size, limits)
+    header_numbers = HeaderNumbers(schema, numbers, groups, sizes, stored, size)
+    sound, claimed, expanded, objects = sound_at_sight(header_numbers, limits)
     if not sound or checksums or stored is not sizes or schema.plan.others:
         return False
-    rule = schema, numbers, groups, sizes, sizes, size, limits, False
-    assert claims._check_one_by_one(*rule, None) == (size + sum(sizes), objects)
+    by_rule = claims._check_one_by_one(header_numbers, limits, None, in_row=False)
+    assert by_rule == (size + sum(sizes), objects)
     places = claims.Claims(sizes)
     claims.check_groups(groups, places)
     for node in schema.nodes:

@@ -399,7 +399,9 @@ def test_ever_new_schemas_take_no_more_than_the_bound(count, call):
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0 < max(len(schemas._known), len(headers._start_of_tree)) <= schemas.MOST_SCHEMAS
+    assert (
+        0 < max(len(schemas._schema_of_bytes), len(headers._start_of_tree)) <= schemas.MOST_SCHEMAS
+    )
     assert kept < schemas.MOST_SCHEMAS * schemas.LARGEST_KEPT + 500_000
 
 
@@ -408,7 +410,7 @@ def test_the_newest_schemas_are_kept():
     for i in range(schemas.MOST_SCHEMAS + 1):
         decode(named(i))
     kept = [forge.packed(map_of({f"{i:040}": tensor()}).schema) for i in range(3)]
-    assert [schema in schemas._known for schema in kept] == [False, True, True]
+    assert [schema in schemas._schema_of_bytes for schema in kept] == [False, True, True]
 
 
 def test_threads_share_the_table(in_threads):
@@ -424,7 +426,7 @@ def test_threads_share_the_table(in_threads):
 
     forget()
     in_threads(6, work, *((seed,) for seed in range(6)))
-    assert len(schemas._known) <= schemas.MOST_SCHEMAS
+    assert len(schemas._schema_of_bytes) <= schemas.MOST_SCHEMAS
 
 
 FORKED = """

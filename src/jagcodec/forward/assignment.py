@@ -20,8 +20,8 @@ from jagcodec._arguments import (
     array_of,
     check_option,
     items_of,
+    require_int,
     result_of,
-    whole_number,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.balance import Bins, Capacity, FloatArray, Loads, first_fit, spread
@@ -78,7 +78,7 @@ class Rules:
         limits = "max_tokens", "rows_per_batch", "count"
         set_limits = [name for name in limits if getattr(self, name) is not None]
         for name in ("ranks", "row_multiple", "total_multiple", "count_multiple", *set_limits):
-            number = whole_number(getattr(self, name), 1, f"{self.where}({name})")
+            number = require_int(getattr(self, name), 1, f"{self.where}({name})")
             object.__setattr__(self, name, number)
         check_option(self.fill, get_args(Fill), f"{self.where}(fill)")
         if self.ranks > _MOST_RANKS:

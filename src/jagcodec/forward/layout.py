@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_option, whole_number
+from jagcodec._arguments import check_option, require_int
 from jagcodec.errors import ArgumentError, brief
 from jagcodec.memory.arrays import IntArray
 from jagcodec.rows.lengths import check_size
@@ -287,7 +287,7 @@ class PackLayout:
 
     def read_shift(self, shift: Any, path: str) -> int:
         """A shift that a caller passed, limited to the size of the whole buffer."""
-        number = whole_number(shift, -(1 << 62), path, "an integer")
+        number = require_int(shift, -(1 << 62), path, "an integer")
         return max(-self.total, min(number, self.total))
 
     def pieces(self, rank: int | None = None, shift: int = 0) -> Pieces:
@@ -418,8 +418,8 @@ def plan_buffers(
     None means `where`. With `each`, errors name the buffer: ``{each} {number}``.
     """
     made_by = made_by or where
-    multiple = whole_number(options.row_multiple, 1, f"{made_by}(row_multiple)")
-    cp_size = whole_number(options.cp_size, 1, f"{where}(cp_size)")
+    multiple = require_int(options.row_multiple, 1, f"{made_by}(row_multiple)")
+    cp_size = require_int(options.cp_size, 1, f"{where}(cp_size)")
     cp_layout = options.cp_layout
     if cp_size >= 1 << 31:
         detail = f"expected fewer than 2**31 ranks, found {cp_size}"
@@ -512,7 +512,7 @@ def rank_of(rank: Any, cp_size: int, path: str) -> int | None:
     """A rank of context parallelism that a caller passed; None is the whole buffer."""
     if rank is None:
         return None
-    number = whole_number(rank, 0, path, f"a rank of 0 to {cp_size - 1}, or None")
+    number = require_int(rank, 0, path, f"a rank of 0 to {cp_size - 1}, or None")
     if number >= cp_size:
         detail = f"expected a rank of 0 to {cp_size - 1}, or None, found {brief(rank)}"
         raise ArgumentError("bad_option", path, detail)
@@ -525,9 +525,9 @@ class _Totals:
     def __init__(self, options: PackOptions, where: str, made_by: str) -> None:
         total, tail = options.total, options.tail
         self.path, self.multiple_path = f"{where}(total)", f"{made_by}(total_multiple)"
-        self.multiple = whole_number(options.total_multiple, 1, self.multiple_path)
-        self.least = whole_number(options.min_total, 0, f"{where}(min_total)")
-        self.exact = None if total is None else whole_number(total, 0, self.path)
+        self.multiple = require_int(options.total_multiple, 1, self.multiple_path)
+        self.least = require_int(options.min_total, 0, f"{where}(min_total)")
+        self.exact = None if total is None else require_int(total, 0, self.path)
         self.tail = tail
         is_given = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}
         for name in (name for name in is_given if is_given[name] and total is not None):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import FOREIGN_ERRORS, integer_of, items_of
+from jagcodec._arguments import FOREIGN_ERRORS, int_or_none, items_of
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch
 from jagcodec.errors import ArgumentError, ArgumentIndexError, brief
@@ -163,7 +163,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
     def __getitem__(self, rank: slice) -> tuple[tuple[IntArray, ...], ...]: ...
 
     def __getitem__(self, rank: Any) -> Any:
-        index = rank if isinstance(rank, slice) else integer_of(rank)
+        index = rank if isinstance(rank, slice) else int_or_none(rank)
         try:
             return self._steps[index]  # type: ignore[index]
         except (IndexError, *FOREIGN_ERRORS):
@@ -177,7 +177,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         """(rows,) bool: which rows of a micro-batch are copies. Mask their loss."""
         where = "MicroBatches.is_repeat"
         rank = self._read_rank(rank, where)
-        number = integer_of(step)
+        number = int_or_none(step)
         if number is None or not 0 <= number < self._count:
             raise _outside(where, "step", step, self._count)
         return self._assignment.is_copy[self._slices_in_order(rank, rank + 1)[number]].copy()
@@ -329,7 +329,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         where = "MicroBatches.in_order"
         rank = self._read_rank(rank, where)
         expected = f"each step of 0 to {self._count - 1} once"
-        steps = [integer_of(step) for step in items_of(order, f"{where}(order)", expected)]
+        steps = [int_or_none(step) for step in items_of(order, f"{where}(order)", expected)]
         if sorted(step for step in steps if step is not None) != [*range(self._count)]:
             detail = f"expected {expected}, found {brief(steps)}"
             raise ArgumentError("bad_option", f"{where}(order)", detail)
@@ -445,7 +445,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 
     def _read_rank(self, rank: Any, where: str) -> int:
         """A data-parallel rank that a caller passed; an error if no rank has this number."""
-        number = integer_of(rank)
+        number = int_or_none(rank)
         if number is None or not 0 <= number < len(self):
             raise _outside(where, "rank", rank, len(self))
         return number

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import integer_of, whole_number
+from jagcodec._arguments import int_or_none, require_int
 from jagcodec.errors import ArgumentError, brief
 from jagcodec.memory.arrays import NUMPY_BY_NAME
 from jagcodec.wire.spec import MAX_NDIM
@@ -150,10 +150,10 @@ def usable_expert_ids(experts: Any, pad: Any, where: str) -> ExpertIds | None:
     """The number of experts and the pad that a caller passed; None if it passed neither."""
     if experts is None and pad is None:
         return None
-    count = whole_number(experts, 1, f"{where}(experts)", "the number of experts")
+    count = require_int(experts, 1, f"{where}(experts)", "the number of experts")
     if pad is None:
         return ExpertIds(count, None)
-    number, path = integer_of(pad), f"{where}(pad)"
+    number, path = int_or_none(pad), f"{where}(pad)"
     if number is None:
         raise ArgumentError("bad_pad", path, f"expected an integer or None, found {brief(pad)}")
     if 0 <= number < count:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from jagcodec import concat_rows
-from jagcodec.columns.batch import closed
+from jagcodec.columns.batch import Columns, closed
 from jagcodec.columns.column import column_of
 from jagcodec.columns.tensor_columns import (
     Dense,
@@ -35,7 +35,6 @@ from jagcodec.rows.non_tensor import is_stack, rows_of_leaf
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.read.wire_batch import WireBatch
-from jagcodec.wire.write.encoder import Columns
 
 
 def columns_to_send(data: Any) -> Columns:

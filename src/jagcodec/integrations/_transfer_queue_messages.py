@@ -17,7 +17,7 @@ import numpy as np
 
 from jagcodec._arguments import check_options
 from jagcodec._version import __version__
-from jagcodec.columns.batch import Storage
+from jagcodec.columns.batch import Columns, Storage
 from jagcodec.errors import (
     ArgumentTypeError,
     TransportError,
@@ -29,7 +29,7 @@ from jagcodec.integrations import options_of_environment
 from jagcodec.rows.row_splits import Chosen
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
 from jagcodec.wire.read.wire_batch import WireBatch, open_wire
-from jagcodec.wire.write.encoder import Columns, encode
+from jagcodec.wire.write.encoder import encode
 from jagcodec.wire.write.parts import parts_to_send
 
 NAME = "SimpleStorage"  # `transfer_queue.close` and the metrics compare with it

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 
 from jagcodec.columns.batch import (
     PLAIN_STORAGE,
+    Columns,
     Storage,
     combined_storage,
     storage_of_batch,
@@ -40,7 +41,6 @@ from jagcodec.integrations._transfer_queue_version import StorageUnitData
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, same_width_dtype
 from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.read.wire_batch import WireBatch
-from jagcodec.wire.write.encoder import Columns
 
 # With fewer rows than this in each message, a get takes longer for the messages than for the rows:
 # then the unit keeps the joined rows for the next get.

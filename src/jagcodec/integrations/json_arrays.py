@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_array, mapping_of, whole_number
+from jagcodec._arguments import check_array, mapping_of, require_int
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.integrations._engine_arrays import (
@@ -47,7 +47,7 @@ def array_of_envelope(envelope: Any, *, max_bytes: int = MAX_BYTES) -> npt.NDArr
         ArgumentTypeError: This is not a dict.
     """
     path = "array_of_envelope(envelope)"
-    max_bytes = whole_number(max_bytes, 0, "array_of_envelope(max_bytes)")
+    max_bytes = require_int(max_bytes, 0, "array_of_envelope(max_bytes)")
     parts = mapping_of(envelope, path, "a dict of data, shape and dtype")
     missing = [name for name in ("data", "shape", "dtype") if name not in parts]
     if missing:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import integer_of, items_of, whole_number
+from jagcodec._arguments import int_or_none, items_of, require_int
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief, describe
 from jagcodec.integrations._engine_arrays import (
@@ -100,7 +100,7 @@ def rows_of(
     where = "sglang.rows_of"
     with reading_output(f"{where}(responses)", "responses of SGLang's /generate"):
         samples = dict(_each_response(responses, f"{where}(responses)"))
-    max_bytes = whole_number(max_bytes, 0, f"{where}(max_bytes)")
+    max_bytes = require_int(max_bytes, 0, f"{where}(max_bytes)")
     shape = _shape_of_token(layers, top_k, where)
     expert_ids = usable_expert_ids(experts, pad, where)
     starts = _starts_of(start_len, len(samples), f"{where}(start_len)")
@@ -143,8 +143,8 @@ def _shape_of_token(layers: Any, top_k: Any, where: str) -> tuple[int, int] | No
         return None
     both = "1 or more, for layers and for top_k"
     return (
-        whole_number(layers, 1, f"{where}(layers)", both),
-        whole_number(top_k, 1, f"{where}(top_k)", both),
+        require_int(layers, 1, f"{where}(layers)", both),
+        require_int(top_k, 1, f"{where}(top_k)", both),
     )
 
 
@@ -152,11 +152,11 @@ def _starts_of(start_len: Any, count: int, path: str) -> list[int | None]:
     """The start of the expert ids of each response; None if the response names it."""
     if start_len is None:
         return [None] * count
-    if integer_of(start_len) is not None:
-        return [whole_number(start_len, 0, path)] * count
+    if int_or_none(start_len) is not None:
+        return [require_int(start_len, 0, path)] * count
     starts = items_of(start_len, path, "an integer, or a list of one for each response")
     check_count(len(starts), count, path, "responses")
-    return [whole_number(start, 0, f"{path}[{i}]") for i, start in enumerate(starts)]
+    return [require_int(start, 0, f"{path}[{i}]") for i, start in enumerate(starts)]
 
 
 def _each_response(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -196,7 +196,7 @@ def _experts_of_response(
     flat = flat_array(decoded_base64(meta["routed_experts"], options.max_bytes, path), dtype, path)
     start = options.start
     if start is None:
-        start = whole_number(meta.get("routed_experts_start_len") or 0, 0, f"{path}_start_len")
+        start = require_int(meta.get("routed_experts_start_len") or 0, 0, f"{path}_start_len")
     if options.shape is None:
         if start:
             detail = f"expected layers= and top_k= for expert ids that start at token {start}"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-from jagcodec._arguments import flag_of
+from jagcodec._arguments import require_flag
 from jagcodec._compiling import untraced
 from jagcodec.columns.batch import source_in, views_of
 from jagcodec.errors import (
@@ -243,7 +243,7 @@ class _Exchange:
         def check_and_prepare() -> torch.Tensor | None:
             usable_device(self.device, f"{self.where}(device)")
             usable_limits(self.limits, f"{self.where}(limits)")
-            self.allow_pickle = flag_of(self.allow_pickle, f"{self.where}(allow_pickle)")
+            self.allow_pickle = require_flag(self.allow_pickle, f"{self.where}(allow_pickle)")
             blob = prepare()
             self.size = 0 if blob is None else len(blob)
             return blob

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jagcodec._arguments import items_of, iterator_of, whole_number
+from jagcodec._arguments import items_of, iterator_of, require_int
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief
 from jagcodec.integrations._engine_arrays import (
@@ -173,7 +173,7 @@ def _usable_top_counts(top: int | None, prompt_top: int | None, where: str) -> _
     counts = []
     for name, option in (("top", top), ("prompt_top", prompt_top)):
         path, expected = f"{where}({name})", f"1 to {_LARGEST_TOP}"
-        count = None if option is None else whole_number(option, 1, path, expected)
+        count = None if option is None else require_int(option, 1, path, expected)
         if count is not None and count > _LARGEST_TOP:
             raise ArgumentError("bad_option", path, f"expected {expected}, found {brief(option)}")
         counts.append(count)
@@ -315,7 +315,7 @@ def rows_of_replies(
     """
     where = "vllm.rows_of_replies"
     expert_ids = usable_expert_ids(experts, pad, where)
-    max_bytes = whole_number(max_bytes, 0, f"{where}(max_bytes)")
+    max_bytes = require_int(max_bytes, 0, f"{where}(max_bytes)")
     tops = _usable_top_counts(top, prompt_top, where)
     if isinstance(replies, Mapping):
         replies = (replies,)

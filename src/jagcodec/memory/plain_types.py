@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tensordict import MemoryMappedTensor
 
-from jagcodec._arguments import FOREIGN_ERRORS, array_remedy, integer_of
+from jagcodec._arguments import FOREIGN_ERRORS, array_remedy, int_or_none
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import has_memory, resolved
 
@@ -136,7 +136,7 @@ def usable_device(device: Any, path: str) -> torch.device | None:
         return None
     # Torch accepts other types, too, and crashes the process if one reports a wrong length.
     has_name = isinstance(device, (str, torch.device))
-    name_or_number = device if has_name else integer_of(device)
+    name_or_number = device if has_name else int_or_none(device)
     detail = f"expected a device of this machine, found {brief(device)}"
     if name_or_number is None:
         raise ArgumentError("bad_option", path, detail)

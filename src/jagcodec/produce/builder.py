@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from jagcodec._arguments import check_known, mapping_of, name_set, whole_number
+from jagcodec._arguments import check_known, mapping_of, name_set, require_int
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import half
 from jagcodec.columns.batch import FieldSchema
@@ -245,7 +245,7 @@ class RowBuilder:
             ArgumentError: There are fewer tokens.
         """
         path = "RowBuilder.truncate(tokens)"
-        most = whole_number(tokens, 0, path, f"0 to {len(self)}")
+        most = require_int(tokens, 0, path, f"0 to {len(self)}")
         if most > len(self):
             detail = f"expected at most the {len(self)} tokens, found {most}"
             raise ArgumentError("bad_option", path, detail)
@@ -424,7 +424,7 @@ def _read_starts(start: Any, chunks: Mapping[str, Chunk], path: str) -> dict[str
     starts = {}
     for name, index in indices.items():
         end, place = chunks[name].column.tokens, f"{path}[{name!r}]"
-        first = whole_number(index, 0, place, f"0 to {end}")
+        first = require_int(index, 0, place, f"0 to {end}")
         if first > end:
             detail = f"expected at most {end}, where the column ends, found {first}"
             raise ArgumentError("bad_option", place, f"{detail}; append the tokens before it first")

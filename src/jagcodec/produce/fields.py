@@ -16,11 +16,12 @@ from tensordict import TensorDict
 from jagcodec._arguments import (
     check_known,
     check_options,
-    flag_of,
     name_set,
     named_columns,
+    require_flag,
 )
 from jagcodec._compiling import untraced
+from jagcodec.columns.batch import Columns
 from jagcodec.columns.column import Array, ObjectList, Open, column_of, row_count
 from jagcodec.columns.tensor_columns import Dense, Packed, Payloads, Sparse, Unbatched
 from jagcodec.errors import ArgumentError, ArgumentTypeError
@@ -46,7 +47,7 @@ from jagcodec.rows.non_tensor import (
 from jagcodec.rows.of_tensors import rows_of_rectangle
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of, write_to
-from jagcodec.wire.write.encoder import Columns, EncodeOptions, pending
+from jagcodec.wire.write.encoder import EncodeOptions, pending
 
 
 @untraced
@@ -190,7 +191,7 @@ def _checked_columns(
         else _as_column(column, f"{where}({name!r})")
         for name, column in named_columns(fields, f"{where}(fields)").items()
     }
-    strict = flag_of(strict, f"{where}(strict)")
+    strict = require_flag(strict, f"{where}(strict)")
     rule = _read_rule(leaves, lengths, token_aligned_fields, mask, where, strict)
     row_splits, makes_jagged = rule.row_splits, rule.makes_jagged
     rows = None if row_splits is None else row_splits.rows

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec._arguments import flag_of, items_of, whole_number
+from jagcodec._arguments import items_of, require_flag, require_int
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, Reason
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_rectangle
@@ -191,9 +191,9 @@ def stack_or_nest(
         ArgumentTypeError: An item is not a strided tensor.
     """
     where = "stack_or_nest"
-    always_nest = flag_of(always_nest, f"{where}(always_nest)")
+    always_nest = require_flag(always_nest, f"{where}(always_nest)")
     if ragged_dim is not None:
-        ragged_dim = whole_number(ragged_dim, 0, f"{where}(ragged_dim)")
+        ragged_dim = require_int(ragged_dim, 0, f"{where}(ragged_dim)")
     refuse_packed(tensors, f"{where}(tensors)", "a list of tensors")
     tensors = items_of(tensors, f"{where}(tensors)", "a list of tensors")
     if not tensors:

@@ -19,11 +19,11 @@ from jagcodec._arguments import (
     mapping_of,
     name_set,
     named_columns,
-    whole_number,
+    require_int,
 )
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
-from jagcodec.columns.batch import FieldSchema, sizes_fit
+from jagcodec.columns.batch import Columns, FieldSchema, sizes_fit
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -49,7 +49,7 @@ from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.items import RowCells
 from jagcodec.wire.spec import MAX_NDIM
-from jagcodec.wire.write.encoder import Columns, EncodeOptions, pending
+from jagcodec.wire.write.encoder import EncodeOptions, pending
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -318,7 +318,7 @@ def _read_dims(
     dims_of_caller = {}
     for name, dim in dims.items():
         place, expected = f"{path}[{brief(name)}]", f"a dim of the column, 1 to {MAX_NDIM}"
-        dims_of_caller[name] = whole_number(dim, 1, place, expected)
+        dims_of_caller[name] = require_int(dim, 1, place, expected)
         if dims_of_caller[name] > MAX_NDIM:
             raise ArgumentError("bad_option", place, f"expected {expected}, found {brief(dim)}")
         if name in not_jagged or schema.get(name, ANY_FIELD).kind == "tensor":

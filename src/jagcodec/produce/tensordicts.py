@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from jagcodec.columns.batch import closed
+from jagcodec.columns.batch import Columns, closed
 from jagcodec.columns.column import Array, as_leaf, column_of, row_count
 from jagcodec.columns.tensor_columns import Dense, Sparse
 from jagcodec.memory.tensor_bytes import contiguous_bits
@@ -19,7 +19,6 @@ from jagcodec.rows.non_tensor import (
 )
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.write.encoder import Columns
 
 
 def leaf_of_column(column: Any, path: str) -> Any:

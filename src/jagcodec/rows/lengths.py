@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_array, integer_of
+from jagcodec._arguments import check_array, int_or_none
 from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.arrays import IntArray, is_of_torch, tensor_type
@@ -99,7 +99,7 @@ def _integer_array(lengths: Any, path: str) -> npt.NDArray[Any]:
 
 def _length(item: Any, path: str) -> int:
     """An integer of any type as an int; an error for any other value."""
-    number = integer_of(item)
+    number = int_or_none(item)
     if number is None:
         detail = f"expected integer lengths, found {brief(item)}"
         raise ArgumentTypeError("bad_dtype", path, detail)

@@ -16,11 +16,11 @@ from tensordict import TensorDict
 from jagcodec._arguments import (
     FOREIGN_ERRORS,
     check_name,
-    flag_of,
     iterator_of,
     known_names,
     mapping_of,
     named_columns,
+    require_flag,
 )
 from jagcodec._compiling import untraced
 from jagcodec.columns.batch import ColumnDict, closed, with_closed
@@ -34,7 +34,7 @@ from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.rows.varlen import PackedColumn
 from jagcodec.wire.compare import same_values
 from jagcodec.wire.pickled import pickled_parts
-from jagcodec.wire.registry import of_type, register_type
+from jagcodec.wire.registry import register_type, require_type
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 
 Self = TypeVar("Self", bound="BatchedDataDict")
@@ -212,7 +212,7 @@ class BatchedDataDict(dict[str, Any]):
         """
         where = "BatchedDataDict.to"
         target = usable_device(device, f"{where}(device)")
-        non_blocking = flag_of(non_blocking, f"{where}(non_blocking)")
+        non_blocking = require_flag(non_blocking, f"{where}(non_blocking)")
         if target is None:
             return self.copy()
 
@@ -297,11 +297,11 @@ def _batch_of_state(state: Any) -> BatchedDataDict:
 def _packed_of_state(state: Any) -> PackedColumn:
     """The packed column of a state, which a stranger may have written: its parts are checked."""
     # Pass fields by name: one that a later version adds has a default for earlier messages.
-    column = PackedColumn(**of_type(state, dict))
-    of_type(column.max_seqlen, int)
+    column = PackedColumn(**require_type(state, dict))
+    require_type(column.max_seqlen, int)
     values, cu_seqlens, _, position_ids = column
     tensors = values, cu_seqlens, position_ids
-    dims = [of_type(tensor, torch.Tensor).dim() for tensor in tensors]
+    dims = [require_type(tensor, torch.Tensor).dim() for tensor in tensors]
     strided = all(tensor.layout is torch.strided for tensor in tensors)
     # The reader of rows checks whether the offsets fit the values.
     offsets = dims[1] == 1 and cu_seqlens.dtype in LENGTH_DTYPES and len(cu_seqlens) > 0

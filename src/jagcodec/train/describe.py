@@ -24,7 +24,7 @@ from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.checks import inside
 from jagcodec.wire.claims import Claims, check_node
 from jagcodec.wire.compare import WHOLE, BatchColumns, Difference, each_difference
-from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
+from jagcodec.wire.frames import buffer_bytes, frame_starts, is_blob
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
 from jagcodec.wire.read.batch_node import batch_in
 from jagcodec.wire.read.decoder import build, message_meta
@@ -60,7 +60,7 @@ def open_source(source: Any, path: str) -> OpenMessage:
     message = open_message(source, path, Reading(by_range=True))
     header, size = message.header, message.header.total
     if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
-        size = starts_of(size - sum(header.stored), header.stored)[-1]
+        size = frame_starts(size - sum(header.stored), header.stored)[-1]
     root = header.schema.root
     batch, others = batch_in(root) or (None, [])
     entries = _values_of(root) if batch is None else [*_entries_of(batch, ())]

@@ -16,10 +16,10 @@ from jagcodec._arguments import (
     check_known,
     check_names,
     check_option,
-    flag_of,
     mapping_of,
     name_set,
-    whole_number,
+    require_flag,
+    require_int,
 )
 from jagcodec.columns.batch import Key
 from jagcodec.errors import (
@@ -126,14 +126,14 @@ def read_options(
         pads = _read_values_by_column(pad_value_dict, "pad_value_dict", expected)
     side, sides = _read_sides(padding_side)
     if pin_memory is not False or strict is not False:  # most calls need not check either
-        pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
-        strict = flag_of(strict, "materialize(strict)")
+        pin_memory = require_flag(pin_memory, "materialize(pin_memory)")
+        strict = require_flag(strict, "materialize(strict)")
     placement = Placement(
-        whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)"),
-        whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)"),
+        require_int(pad_to_seqlen, 0, "materialize(pad_to_seqlen)"),
+        require_int(pad_to_multiple, 1, "materialize(pad_to_multiple)"),
         sides,
         side,
-        whole_number(prompt_width, 0, "materialize(prompt_width)"),
+        require_int(prompt_width, 0, "materialize(prompt_width)"),
     )
     token_aligned: frozenset[Any] | None = None
     if token_aligned_fields is not None:

@@ -512,7 +512,7 @@ class _LayoutPlan:
         """Plan the masks of padded columns."""
         for name, mask in self.options.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
-            check_laid_out(name, self._padded, "padded", where, path_names_it=True)
+            check_laid_out(name, self._padded, "padded", where, name_in_detail=False)
             remedy = f"pass attention_mask_of={{{name!r}: 'another name'}}"
             check_new_name(mask, columns, where, remedy)
             padded, row_splits = self._padded[name], self._padded[name].view.row_splits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack, overload
 
 import numpy as np
 
-from jagcodec._arguments import flag_of, host_array, whole_number
+from jagcodec._arguments import host_array, require_flag, require_int
 from jagcodec._compiling import untraced
 from jagcodec.columns.column import as_leaf, column_of, read_offsets, with_columns
 from jagcodec.columns.join import chosen_leaf
@@ -24,7 +24,7 @@ from jagcodec.memory.buffers import MessageLike
 from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.lengths import Lengths, read_rows
 from jagcodec.rows.row_splits import Chosen, RowSplitsPool
-from jagcodec.wire.compare import uncontradicted
+from jagcodec.wire.compare import meta_without_conflicts
 from jagcodec.wire.many.joined import join_rows
 from jagcodec.wire.many.side_by_side import common_sizes, sharing, side_by_side
 from jagcodec.wire.read.opened import (
@@ -127,7 +127,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     """
     where = "repeat_rows"
     source, rows = _open_with_rows(batch, where)
-    interleave = flag_of(interleave, f"{where}(interleave)")
+    interleave = require_flag(interleave, f"{where}(interleave)")
     counts = _read_times(times, rows, f"{where}(times)", may_differ=interleave)
     all_rows = np.arange(rows)
     try:
@@ -239,7 +239,7 @@ def split_rows(
         index = _split_within(tokens, parts, max_tokens, where)
     else:
         if sizes is None:
-            part_sizes = _equal_sizes(rows, whole_number(parts, 1, f"{where}(parts)"), where)
+            part_sizes = _equal_sizes(rows, require_int(parts, 1, f"{where}(parts)"), where)
         else:
             part_sizes = _read_sizes(sizes, rows, where)
         bounds = [0, *np.cumsum(part_sizes).tolist()]
@@ -251,7 +251,7 @@ def _split_within(
     tokens: IntArray, parts: int | None, max_tokens: int, where: str
 ) -> list[IntArray]:
     """The rows of each part, none of which exceeds `max_tokens`."""
-    least = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
+    least = 1 if parts is None else require_int(parts, 1, f"{where}(parts)")
     if parts is not None and least > len(tokens):
         detail = f"expected at most {len(tokens)} parts, one per row, found {least}"
         raise _bad_option(f"{where}(parts)", detail)
@@ -387,7 +387,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         (('ids', 'logprobs'), [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
     """
     where = "join_columns"
-    replace = flag_of(replace, f"{where}(replace)")
+    replace = require_flag(replace, f"{where}(replace)")
     sources = opened_each(require_list(batches, f"{where}(batches)"), where)
     pool, columns = RowSplitsPool(), dict[str, Any]()
     in_memory = [batch for batch in sources if not isinstance(batch, WireBatch)]
@@ -414,7 +414,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
 
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
-    return with_meta(with_columns(model_batch, columns, rows), sources, uncontradicted)
+    return with_meta(with_columns(model_batch, columns, rows), sources, meta_without_conflicts)
 
 
 def _with_common_sizes(td: TensorDictBase, batches: Sequence[Any]) -> TensorDictBase:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec._arguments import flag_of, integer_of, whole_number
+from jagcodec._arguments import int_or_none, require_flag, require_int
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import to_send
@@ -68,11 +68,11 @@ def padding_tax(
         WireFormatError: A message is malformed.
     """
     if padded_width is not None:
-        if integer_of(padded_width) is None:
+        if int_or_none(padded_width) is None:
             detail = f"expected a width, found {brief(padded_width)}"
             raise ArgumentTypeError("bad_type", "padding_tax(padded_width)", detail)
-        padded_width = whole_number(padded_width, 0, "padding_tax(padded_width)")
-    options = flag_of(options, "padding_tax(options)")
+        padded_width = require_int(padded_width, 0, "padding_tax(padded_width)")
+    options = require_flag(options, "padding_tax(options)")
     if isinstance(source, Mapping) and lengths is not None:
         pack = module_with_torch("produce.fields", _SOURCE).pack_jagged_fields
         td = pack(source, lengths=lengths, token_aligned_fields=token_aligned_fields)

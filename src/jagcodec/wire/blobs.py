@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from jagcodec._arguments import flag_of
+from jagcodec._arguments import require_flag
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError
@@ -114,7 +114,7 @@ def load(
 
     Example: see `dump`.
     """
-    mmap = flag_of(mmap, "load(mmap)")
+    mmap = require_flag(mmap, "load(mmap)")
     usable_reading = module_with_torch("wire.read.opening", "load").usable_reading
     decode = module_with_torch("wire.read.decoder", "load").decode
     how = usable_reading("load", limits, None, device, allow_pickle)

@@ -45,31 +45,32 @@ from jagcodec.wire.spec import (
 )
 
 
-def check_claims(
-    schema: Schema,
-    numbers: Sequence[int],
-    groups: Sequence[Group],
-    sizes: Sequence[int],
-    stored: Sequence[int],
-    header: int,
-    limits: Limits,
-    in_row: bool,
-) -> tuple[int, int]:
-    """Check the numbers of a header of `header` bytes; the caller has refused negative ones.
+class HeaderNumbers(NamedTuple):
+    """The numbers of a header, or of many that have one schema, where `sound_at_sight` says so.
 
-    `sizes` are the bytes of each frame, and `stored` the bytes that are sent: `sizes` itself if no
-    frame is compressed. Returns the bytes of the message as it is sent, and the number of objects
-    that it asks for.
+    No number is negative: the caller has refused those.
     """
-    known = None
-    if stored is sizes:
-        sound, claimed, expanded, objects = sound_at_sight(
-            schema, numbers, groups, sizes, header, limits
-        )
-        if sound and not schema.plan.others:
-            return header + sum(sizes), objects
-        known = _Counts(claimed, expanded, objects) if sound else None
-    return _check_one_by_one(schema, numbers, groups, sizes, stored, header, limits, in_row, known)
+
+    schema: Schema
+    numbers: Sequence[Any]  # those of the schema's nodes first
+    groups: Sequence[Any]  # of one header a `Group` each
+    sizes: Sequence[Any]  # bytes of each frame, before it was compressed
+    stored: Sequence[Any]  # bytes of each frame as sent; `sizes` itself if none is compressed
+    header: int  # bytes of the header
+
+
+def check_claims(header_numbers: HeaderNumbers, limits: Limits, *, in_row: bool) -> tuple[int, int]:
+    """Check the numbers of one header; `in_row` if its message is a row of another.
+
+    Returns the bytes of the message as it is sent, and the number of objects that it asks for.
+    """
+    counts = None
+    if header_numbers.stored is header_numbers.sizes:
+        sound, claimed, expanded, objects = sound_at_sight(header_numbers, limits)
+        if sound and not plan_of(header_numbers.schema).others:
+            return header_numbers.header + sum(header_numbers.sizes), objects
+        counts = _Counts(claimed, expanded, objects) if sound else None
+    return _check_one_by_one(header_numbers, limits, counts, in_row=in_row)
 
 
 # --- the quick check ---------------------------------------------------------------------------
@@ -132,6 +133,14 @@ class Plan:
             self.scalars.append((buffer, offset, size))
 
 
+def plan_of(schema: Schema) -> Plan:
+    """The plan of a schema, which the schema keeps."""
+    plan: Plan | None = schema.plan
+    if plan is None:
+        plan = schema.plan = Plan(schema)
+    return plan
+
+
 _IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES: its entry would be larger than the node
 
 
@@ -149,11 +158,7 @@ EXACT = 1 << 52
 
 
 def sound_at_sight(
-    schema: Schema,
-    numbers: Sequence[Any],
-    groups: Sequence[Sequence[Any]],
-    sizes: Sequence[Any],
-    header: int,
+    header_numbers: HeaderNumbers,
     limits: Limits,
     table: Callable[[list[Any]], Any] = list,
     largest: Callable[[Sequence[Any]], Any] = max,
@@ -161,19 +166,18 @@ def sound_at_sight(
     """Check the numbers of one message, or of many that have one schema, at once.
 
     Each number is an int, or for many messages an array with one float per message. For many
-    messages `table` builds a lookup, and `largest` returns the elementwise maximum. No number is
-    negative. Floats above `EXACT` may be rounded, but they and the results computed from them stay
-    above every bound, so the check never accepts them.
+    messages `table` builds a lookup, and `largest` returns the elementwise maximum. Floats above
+    `EXACT` may be rounded, but they and the results computed from them stay above every bound, so
+    the check never accepts them. No frame is compressed.
 
     It leaves out `Plan.others`. Returns whether the numbers are sound, the bytes of the payload
     that they claim, the bytes of memory that documents and offsets need, and the number of objects.
     """
-    plan = schema.plan
-    if plan is None:
-        plan = schema.plan = Plan(schema)
+    schema, numbers, groups, sizes, _, header = header_numbers
+    plan = plan_of(schema)
     # No number is negative, so a sum of 0 means that all are 0.
     sound = plan.stored is None or sum(plan.stored(numbers)) == PLAIN
-    if sound is False:  # for one message only; its elements are most often narrow
+    if sound is False:  # only a bool can be `False`: one message, most often with narrow cells
         return _UNSOUND
     payload = sum(sizes)
     sound &= (payload <= EXACT) & (header + payload <= limits.bytes)
@@ -181,9 +185,9 @@ def sound_at_sight(
     claimed = expanded = 0
     try:
         for buffer, offset, rows, low, high in groups:
-            several = rows > 1
-            size = several * (8 * rows + 8)
-            sound &= (low <= high) & (several | (low == high)) & (high <= (rows > 0) * EXACT)
+            has_offsets = rows > 1
+            size = has_offsets * (8 * rows + 8)
+            sound &= (low <= high) & (has_offsets | (low == high)) & (high <= (rows > 0) * EXACT)
             sound &= offset + size <= room[buffer]
             expanded += size
         claimed += expanded
@@ -254,17 +258,10 @@ class _Counts(NamedTuple):
 
 
 def _check_one_by_one(
-    schema: Schema,
-    numbers: Sequence[int],
-    groups: Sequence[Group],
-    sizes: Sequence[int],
-    stored: Sequence[int],
-    header: int,
-    limits: Limits,
-    in_row: bool,
-    known: _Counts | None,
+    header_numbers: HeaderNumbers, limits: Limits, counts: _Counts | None, *, in_row: bool
 ) -> tuple[int, int]:
-    """As `check_claims`, number by number; with `known`, only the nodes of `Plan.others`."""
+    """As `check_claims`, number by number; with `counts`, only the nodes of `Plan.others`."""
+    schema, numbers, groups, sizes, stored, header = header_numbers
     payload = sum(sizes)
     expect(payload < MAX_BYTES, "bad_header", "sizes below 2**56 in all", sizes, "header")
     total = header + payload
@@ -276,10 +273,10 @@ def _check_one_by_one(
         _check_stored(stored, sizes, in_row=in_row)
         total = header + sum(stored)
     claims = Claims(sizes, in_row=in_row)
-    if known is not None:
-        nodes = schema.plan.others
-        claims.left = payload - known.claimed
-        claims.expanded, claims.objects = known.expanded, known.objects
+    if counts is not None:
+        nodes = plan_of(schema).others
+        claims.left = payload - counts.claimed
+        claims.expanded, claims.objects = counts.expanded, counts.objects
     else:
         nodes = schema.nodes
         claims.objects = schema.size + len(groups) + len(sizes)
@@ -292,7 +289,7 @@ def _check_one_by_one(
     beyond = claims.expanded - EXPANSION * total
     if stored is not sizes:
         beyond += payload
-        _check_rectangles(schema, numbers, groups, total, limits)
+        _check_rectangles(header_numbers, total, limits)
     if beyond > limits.expanded:
         what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
         raise exceeded("expanded", limits.expanded, beyond, what, "header")
@@ -308,10 +305,9 @@ def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) 
         expect(sent <= size, "bad_header", f"at most {size} bytes", sent, f"frame {i + 1}")
 
 
-def _check_rectangles(
-    schema: Schema, numbers: Sequence[int], groups: Sequence[Group], total: int, limits: Limits
-) -> None:
+def _check_rectangles(header_numbers: HeaderNumbers, total: int, limits: Limits) -> None:
     """Refuse compressed rows that ask for larger rectangles than plain rows could."""
+    schema, numbers, groups, *_ = header_numbers
     # The cells of plain rows are in the message: rectangles are less than the square of its bytes.
     padded = 0
     arrays = {id(node.children[0]) for node in schema.nodes if node.kind is Kind.ARRAY_ROWS}
@@ -343,16 +339,16 @@ class Claims:
             return
         self.left -= size
         if buffer >= len(self.sizes):
-            error = f"a buffer below {len(self.sizes)}, found buffer {buffer}"
+            detail = f"a buffer below {len(self.sizes)}, found buffer {buffer}"
         elif offset + size > self.sizes[buffer]:
             at = f"{size} bytes at {offset} of buffer {buffer}"
-            error = f"{at}, found a buffer of {self.sizes[buffer]}"
+            detail = f"{at}, found a buffer of {self.sizes[buffer]}"
         elif self.left < 0:
-            found = f"more bytes of them than the {self.payload} of the payload"
-            error = f"values that do not overlap, found {found}"
+            excess = f"more bytes of them than the {self.payload} of the payload"
+            detail = f"values that do not overlap, found {excess}"
         else:
             return
-        raise fail("out_of_bounds", f"expected {error}", path=path)
+        raise fail("out_of_bounds", f"expected {detail}", path=path)
 
     def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """Claim bytes of documents or offsets, and count the memory that their rows need."""
@@ -439,8 +435,8 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
         buffer, offset, size = node_numbers
         claims.claim(buffer, offset, size)
     elif kind in DOCUMENT_ROWS:
-        known = node_numbers[STORED] & ~spec.BLOBS == PLAIN or not node_numbers[SIZE]
-        expect(known, "bad_record", "documents or messages as they are", node_numbers[STORED])
+        is_plain = node_numbers[STORED] & ~spec.BLOBS == PLAIN or not node_numbers[SIZE]
+        expect(is_plain, "bad_record", "documents or messages as they are", node_numbers[STORED])
         claims.claim_rows(node_numbers[BUFFER], node_numbers[OFFSET], node_numbers[SIZE])
     elif kind in INTEGER_ROWS:
         _count_integer_rows(node, numbers, groups, claims)
@@ -481,7 +477,7 @@ def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatEr
     if node is target:
         return inside(error, None)
     for i, child in enumerate(node.children):
-        found = _with_path(error, child, target)
-        if found is not None:
-            return inside(found, child_step(node, i))
+        with_path = _with_path(error, child, target)
+        if with_path is not None:
+            return inside(with_path, child_step(node, i))
     return None

@@ -79,7 +79,7 @@ def same_values(left: Any, right: Any) -> bool:
     return compare(left, right, WHOLE) is None
 
 
-def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def common_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The items that all mappings have, with the same value."""
     first, *others = metas or [{}]
     return {
@@ -89,11 +89,11 @@ def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def uncontradicted(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def meta_without_conflicts(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The items of all mappings, except names for which two mappings have different values."""
     names = dict.fromkeys(name for meta in metas for name in meta)
-    each = (agreed([{name: meta[name]} for meta in metas if name in meta]) for name in names)
-    return {name: value for found in each for name, value in found.items()}
+    each = (common_meta([{name: meta[name]} for meta in metas if name in meta]) for name in names)
+    return {name: value for meta in each for name, value in meta.items()}
 
 
 # --- values ------------------------------------------------------------------------------------
@@ -105,11 +105,11 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
         return None
     left, right = column_of(a), column_of(b)
     if isinstance(left, Open) and isinstance(right, Open):
-        of_columns = compare(closed(a), closed(b), at)
-        return of_columns or compare(source_in(a).meta(), source_in(b).meta(), step(at, "meta"))
+        in_columns = compare(closed(a), closed(b), at)
+        return in_columns or compare(source_in(a).meta(), source_in(b).meta(), step(at, "meta"))
     if left.has_tensor and right.has_tensor:
-        found: Difference | None = _of_tensors().compare_tensors(a, b, at)
-        return found
+        in_tensors: Difference | None = _comparisons_of_tensors().compare_tensors(a, b, at)
+        return in_tensors
     in_place = isinstance(left, _IN_PLACE) and isinstance(right, _IN_PLACE)
     if type(a) is not type(b) and not in_place:
         return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
@@ -120,21 +120,22 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
         return compare_items(a, b, at)
     if isinstance(a, slice):
         return compare_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
-    return None if _are_same(a, b) else unlike(at, a, b)
+    return None if _are_same(a, b) else value_difference(at, a, b)
 
 
 def compare_batches(a: Any, b: Any, at: Difference) -> Difference | None:
+    """The first difference of two batches or dicts."""
     return next(each_difference(a, b, at), None)
 
 
 def _compare_arrays(a: Any, b: Any, at: Difference) -> Difference | None:
-    found = difference_of(at, "dtype", a.dtype, b.dtype) or difference_of(
-        at, "shape", a.shape, b.shape
-    )
-    if found is None and (a.dtype.hasobject or a.dtype.kind == "T"):
-        pairs = (compare(a[i], b[i], step(at, i)) for i in np.ndindex(a.shape))
-        return next((each for each in pairs if each is not None), None)
-    return found or compare_cells(a, b, at)
+    difference = property_difference(at, "dtype", a.dtype, b.dtype)
+    difference = difference or property_difference(at, "shape", a.shape, b.shape)
+    if difference is None and (a.dtype.hasobject or a.dtype.kind == "T"):
+        each_index = np.ndindex(a.shape)
+        differences = (compare(a[i], b[i], step_to_cell(at, i)) for i in each_index)
+        return next((each for each in differences if each is not None), None)
+    return difference or compare_cells(a, b, at)
 
 
 def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
@@ -142,15 +143,15 @@ def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
     holder = column_of(a)
     leaves = holder.leaves()
     if type(a) is not type(b) or not (isinstance(holder, DictBatch) or leaves is not None):
-        found = compare(a, b, at)
-        if found is not None:
-            yield found
+        difference = compare(a, b, at)
+        if difference is not None:
+            yield difference
         return
     nested = False  # whether the keys name columns of a nested batch
     if leaves is not None or isinstance(a, BatchColumns):
-        found = difference_of(at, "batch size", a.batch_size, b.batch_size)
-        if found is not None:
-            yield found
+        difference = property_difference(at, "batch size", a.batch_size, b.batch_size)
+        if difference is not None:
+            yield difference
         nested = at.column != "" and at.row is None
     # Use items: iterating over a TensorDict gives its rows.
     left, right = dict(a.items()), dict(b.items())
@@ -170,7 +171,8 @@ def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
         yield from each_difference(a.meta_info, b.meta_info, step(at, "meta_info"))
 
 
-def difference_of(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
+def property_difference(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
+    """The difference of one property of two values, such as the dtype; None if it is the same."""
     if a == b:
         return None
     left, right = (str(list(x) if type(x).__name__ == "Size" else x) for x in (a, b))
@@ -178,14 +180,7 @@ def difference_of(at: Difference, what: str, a: Any, b: Any) -> Difference | Non
 
 
 def step(at: Difference, key: Any) -> Difference:
-    """The place of a part of a value: a name, an index, or a tuple, the index of a cell.
-
-    If the place has no row yet, the tuple begins with the row.
-    """
-    if isinstance(key, tuple):
-        if at.row is None and not at.inside:
-            return replace(at, row=key[0], cell=key[1:]) if key else at
-        return replace(at, cell=key)
+    """The place of a part of a value, under a name or an index."""
     if at.column == "" and type(key) is str:
         return replace(at, column=key)
     of_column = at.column.startswith("$") and at.row is None  # the whole value is not a batch
@@ -196,6 +191,13 @@ def step(at: Difference, key: Any) -> Difference:
     return replace(at, column=path) if of_column else replace(at, inside=path)
 
 
+def step_to_cell(at: Difference, index: tuple[int, ...]) -> Difference:
+    """The place of a cell of an array. Without a row so far, its first number is the row."""
+    if at.row is None and not at.inside:
+        return replace(at, row=index[0], cell=index[1:]) if index else at
+    return replace(at, cell=index)
+
+
 def _names(names: Collection[Any]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     first = (shown(x, 60) if type(x) is str else brief(x) for x in islice(names, 8))
@@ -203,14 +205,15 @@ def _names(names: Collection[Any]) -> str:
 
 
 def compare_items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Difference | None:
+    """The first difference of two lists."""
     if len(a) != len(b):
-        return difference_of(at, "length", len(a), len(b))
+        return property_difference(at, "length", len(a), len(b))
     kinds = list(map(type, a))
     if _COMPARED.issuperset(kinds) and kinds == list(map(type, b)) and a == b:
         return None
     pairs = enumerate(zip(a, b, strict=True))
-    found = (compare(x, y, step(at, i)) for i, (x, y) in pairs)
-    return next((each for each in found if each is not None), None)
+    differences = (compare(x, y, step(at, i)) for i, (x, y) in pairs)
+    return next((each for each in differences if each is not None), None)
 
 
 _COMPARED = frozenset((int, bool, str, bytes, type(None)))
@@ -251,16 +254,16 @@ def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
     """Compare rows of cells, each side a `RaggedView`, or the `CellRows` of a rectangle."""
     views: list[RaggedView] = [x if isinstance(x, RaggedView) else x.view for x in (a, b)]
     layouts = ("jagged" if isinstance(x, RaggedView) else "strided" for x in (a, b))
-    found = difference_of(at, "layout", *layouts) or difference_of(
+    difference = property_difference(at, "layout", *layouts) or property_difference(
         at, "dtype", *(torch_name(view.dtype) for view in views)
     )
-    if found is not None:
-        return found
+    if difference is not None:
+        return difference
     left, right = map(array_of_view, views)
     if isinstance(a, RaggedView):
-        return compare_rows(views, at) or compare_row_cells(views, (left, right), at)
-    found = difference_of(at, "shape", [*left.shape], [*right.shape])
-    return found or compare_cells(left, right, at, torch_name(views[0].dtype))
+        return compare_rows(views, at) or compare_jagged_cells(views, (left, right), at)
+    difference = property_difference(at, "shape", [*left.shape], [*right.shape])
+    return difference or compare_cells(left, right, at, torch_name(views[0].dtype))
 
 
 def compare_rows(views: Sequence[RaggedView], at: Difference) -> Difference | None:
@@ -270,19 +273,21 @@ def compare_rows(views: Sequence[RaggedView], at: Difference) -> Difference | No
     shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in views]
     for shape in shapes:
         shape[dim] = "*"
-    found = difference_of(at, "ragged dim", dim, right.ragged_dim)
-    found = found or difference_of(at, "shape", *shapes)
-    if found is not None:
-        return found
+    difference = property_difference(at, "ragged dim", dim, right.ragged_dim)
+    difference = difference or property_difference(at, "shape", *shapes)
+    if difference is not None:
+        return difference
     lengths = left.row_splits.lengths, right.row_splits.lengths
     rows = np.flatnonzero(lengths[0] != lengths[1])
     if not len(rows):
         return None
     row = int(rows[0])
-    return difference_of(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
+    return property_difference(
+        replace(at, row=row), "tokens", *(int(each[row]) for each in lengths)
+    )
 
 
-def compare_row_cells(
+def compare_jagged_cells(
     views: Sequence[RaggedView], values: Sequence[Any], at: Difference
 ) -> Difference | None:
     """The first difference in the cells of two jagged columns, whose rows are in these arrays."""
@@ -310,7 +315,7 @@ def compare_cells(
         row = int(np.searchsorted(rows.row_splits.offsets_array, token, side="right")) - 1
         index.insert(dim, token - int(rows.row_splits.offsets_array[row]))
         index.insert(0, row)
-    return unlike(step(at, tuple(index)), a[cell], b[cell], dtype)
+    return value_difference(step_to_cell(at, tuple(index)), a[cell], b[cell], dtype)
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -342,11 +347,11 @@ def _comparison_of(holder: HeldColumn) -> Comparison | None:
     """The function that compares two values of one type; None if they hold no columns."""
     kind = type(holder)
     if kind not in _COMPARE and kind is not HeldColumn and kind is not Open:
-        _of_tensors()
+        _comparisons_of_tensors()
     return _COMPARE.get(kind)
 
 
-def _of_tensors() -> Any:
+def _comparisons_of_tensors() -> Any:
     """The module that compares tensors, which is imported when one turns up."""
     return module_with_torch("wire.compare_tensors", "differences")
 
@@ -354,7 +359,7 @@ def _of_tensors() -> Any:
 # --- texts -------------------------------------------------------------------------------------
 
 
-def unlike(at: Difference, a: Any, b: Any, dtype: str = "") -> Difference:
+def value_difference(at: Difference, a: Any, b: Any, dtype: str = "") -> Difference:
     """The difference of two values; it shows their bits, too, if their texts are the same."""
     left, right = (_text_of_cell(x, dtype) if dtype else _text(x) for x in (a, b))
     if left == right and isinstance(a, (float, np.generic)):

@@ -28,32 +28,32 @@ from jagcodec.wire.compare import (
     compare_batches,
     compare_cells,
     compare_items,
-    compare_row_cells,
+    compare_jagged_cells,
     compare_rows,
-    difference_of,
+    property_difference,
     step,
-    unlike,
+    value_difference,
 )
 
 
 def _compare_unbatched(a: Any, b: Any, at: Difference) -> Difference | None:
     (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
-    return difference_of(at, "batch size", size, other) or compare(left, right, at)
+    return property_difference(at, "batch size", size, other) or compare(left, right, at)
 
 
 def _compare_payloads(a: Any, b: Any, at: Difference) -> Difference | None:
-    found = difference_of(at, "batch size", a.batch_size, b.batch_size)
+    difference = property_difference(at, "batch size", a.batch_size, b.batch_size)
     if not is_stack(a):
-        return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
+        return difference or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
     if -1 in a.batch_size:  # a stack of different sizes, of which `tolist` may fail
         return _compare_stacks(a, b, at)
-    return found or compare_items(a.tolist(), b.tolist(), at)
+    return difference or compare_items(a.tolist(), b.tolist(), at)
 
 
 def _compare_stacks(a: Any, b: Any, at: Difference) -> Difference | None:
     return (
-        difference_of(at, "batch size", a.batch_size, b.batch_size)
-        or difference_of(at, "stack dim", a.stack_dim, b.stack_dim)
+        property_difference(at, "batch size", a.batch_size, b.batch_size)
+        or property_difference(at, "stack dim", a.stack_dim, b.stack_dim)
         or compare_items(a.tensordicts, b.tensordicts, at)
     )
 
@@ -64,29 +64,29 @@ def _compare_tensorclasses(a: Any, b: Any, at: Difference) -> Difference | None:
 
 
 def compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
-    found = difference_of(at, "layout", _layout_name(a), _layout_name(b)) or difference_of(
-        at, "dtype", torch_name(a.dtype), torch_name(b.dtype)
-    )
-    if found is not None:
-        return found
+    difference = property_difference(
+        at, "layout", _layout_name(a), _layout_name(b)
+    ) or property_difference(at, "dtype", torch_name(a.dtype), torch_name(b.dtype))
+    if difference is not None:
+        return difference
     if is_jagged(a):
         return _compare_jagged(a, b, at)
     if a.is_nested:
         return compare_items(a.unbind(), b.unbind(), at)
-    found = difference_of(at, "shape", a.shape, b.shape)
-    if found is not None:
-        return found
+    difference = property_difference(at, "shape", a.shape, b.shape)
+    if difference is not None:
+        return difference
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
         if _have_same_bits(a, b):
             return None
         return compare_cells(_array(a), _array(b), at, torch_name(a.dtype))
     if a.layout is not torch.sparse_coo:  # `encode` rejects such tensors: do not compare cells
-        return unlike(at, a, b)
-    found = difference_of(at, "coalesced", a.is_coalesced(), b.is_coalesced())
+        return value_difference(at, a, b)
+    difference = property_difference(at, "coalesced", a.is_coalesced(), b.is_coalesced())
     for part in ("_indices", "_values"):
         x, y = (getattr(tensor, part)() for tensor in (a, b))
-        found = found or compare_tensors(x, y, step(at, part.strip("_")))
-    return found
+        difference = difference or compare_tensors(x, y, step(at, part.strip("_")))
+    return difference
 
 
 def _layout_name(tensor: torch.Tensor) -> str:
@@ -96,13 +96,13 @@ def _layout_name(tensor: torch.Tensor) -> str:
 
 def _compare_jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
     views = view_of(a, "left"), view_of(b, "right")
-    found = compare_rows(views, at)
-    if found is not None:
-        return found
+    difference = compare_rows(views, at)
+    if difference is not None:
+        return difference
     left, right = map(values_of, views)
     if _have_same_bits(left, right):
         return None
-    return compare_row_cells(views, (_array(left), _array(right)), at)
+    return compare_jagged_cells(views, (_array(left), _array(right)), at)
 
 
 def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from jagcodec.errors import ArgumentError, WireFormatError, brief
 from jagcodec.kernels import thread_count
 from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.wire.checks import expect, fail
-from jagcodec.wire.frames import PendingMessage, blob_size, written
+from jagcodec.wire.frames import PendingMessage, blob_size, written_buffers
 from jagcodec.wire.header import Header, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
@@ -60,11 +60,11 @@ def compressed(
 ) -> PendingMessage:
     """A message without checksums, with its large frames compressed where that saves bytes.
 
-    `is_accepted` is given the header, and the bytes of its indirect documents. It returns whether
+    `is_accepted` is given the header, and the bytes of its repeated documents. It returns whether
     readers accept the message by default.
     """
     library = zstandard()
-    frames = written(message)
+    frames = written_buffers(message)
     large = {i: len(frame) for i, frame in enumerate(frames) if len(frame) >= _SMALLEST}
     compress = lambda i: library.ZstdCompressor(level=level).compress(frames[i])  # noqa: E731
     sent = list(frames)
@@ -80,18 +80,14 @@ def compressed(
     plain = PendingMessage(message.header, [*frames], sources)
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
     smaller = PendingMessage(header, [*sent], [*sources, *frames])
-    accepted = is_accepted(header, message.indirect_bytes)
+    accepted = is_accepted(header, message.repeated_bytes)
     return smaller if _pays(smaller, plain, accepted) else plain
 
 
 def _pays(smaller: PendingMessage, plain: PendingMessage, accepted: bool) -> bool:
-    return accepted and _is_smaller(smaller, plain)
-
-
-def _is_smaller(message: PendingMessage, plain: PendingMessage) -> bool:
-    """Whether a message has fewer bytes than the plain one as frames, and no more as a blob."""
-    one, other = (len(each.header) + sum(map(len, each.buffers)) for each in (message, plain))
-    return other - one >= 64 and blob_size(message) <= blob_size(plain)
+    """Whether to send `smaller`: readers accept it, and it is smaller as frames and as a blob."""
+    one, other = (len(each.header) + sum(map(len, each.buffers)) for each in (smaller, plain))
+    return accepted and other - one >= 64 and blob_size(smaller) <= blob_size(plain)
 
 
 def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
@@ -109,20 +105,20 @@ def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
 # --- reading -----------------------------------------------------------------------------------
 
 
-def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> Sequence[Any]:
+def decompressed_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> Sequence[Any]:
     """The buffers of a message, decompressed into new memory: if `lazily`, at first use."""
     zstandard()
-    compressed: dict[int, Any] = {
+    replaced: dict[int, Any] = {
         i: Compressed(buffers[i], stored, size, i)
         for i, (stored, size) in enumerate(zip(header.stored, header.sizes, strict=True))
         if stored < size
     }
     if not lazily:
-        found = _in_threads(Compressed.whole, {one: one.size for one in compressed.values()})
+        wholes = _in_threads(Compressed.whole, {one: one.size for one in replaced.values()})
         # Nothing else refers to these bytes, so they may be written to.
-        for i, one in compressed.items():
-            compressed[i] = borrowed(address(found[one]), one.size, found[one])
-    return [compressed.get(i, buffer) for i, buffer in enumerate(buffers)]
+        for i, one in replaced.items():
+            replaced[i] = borrowed(address(wholes[one]), one.size, wholes[one])
+    return [replaced.get(i, buffer) for i, buffer in enumerate(buffers)]
 
 
 class Compressed:
@@ -163,10 +159,9 @@ def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
     try:
         head = zstd.get_frame_parameters(stored)
         if stored[:4] != zstd.FRAME_HEADER or head.content_size != size:
-            found = f"{stored[:4]!r} and a size of {head.content_size}"
-            raise fail(
-                "bad_value", f"expected a zstd frame of {size} bytes, found {found}", path=path
-            )
+            start = f"{stored[:4]!r} and a size of {head.content_size}"
+            detail = f"expected a zstd frame of {size} bytes, found {start}"
+            raise fail("bad_value", detail, path=path)
         expect(not head.dict_id, "bad_value", "zstd without a dictionary", head.dict_id, path)
         near = bool(stored[4] & _SINGLE_SEGMENT) or head.window_size <= MAX_WINDOW
         expect(near, "bad_value", f"a window of at most {MAX_WINDOW}", head.window_size, path)

@@ -37,10 +37,10 @@ def name_of_dtype(dtype: Any) -> str | None:
     if isinstance(dtype, type) and issubclass(dtype, np.generic):
         dtype = np.dtype(dtype)
     if isinstance(dtype, np.dtype):
-        found = dtype.name if dtype.isnative else ""
+        name = dtype.name if dtype.isnative else ""
     else:
-        found = torch_name(dtype) if is_torch_dtype(dtype) else ""
-    return found if found in TORCH_ITEMSIZES else None
+        name = torch_name(dtype) if is_torch_dtype(dtype) else ""
+    return name if name in TORCH_ITEMSIZES else None
 
 
 def is_torch_dtype(dtype: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,8 +48,8 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
             buffer = view.cast("B")
         return np.frombuffer(buffer, dtype=np.uint8)
     except (TypeError, ValueError, RuntimeError) as error:
-        expected = f"expected a contiguous buffer, found {error}"
-        raise WireFormatError("foreign", path, expected) from error
+        detail = f"expected a contiguous buffer, found {error}"
+        raise WireFormatError("foreign", path, detail) from error
 
 
 def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
@@ -129,7 +129,7 @@ def begins_message(data: Any) -> bool:
     return start[1:] == _FIRST_KEY or start[: len(BLOB_MAGIC)] == BLOB_MAGIC
 
 
-def starts_of(header_size: int, sizes: Sequence[int]) -> list[int]:
+def frame_starts(header_size: int, sizes: Sequence[int]) -> list[int]:
     """The start of each payload frame in a blob, and the end of the blob."""
     starts = []
     end = PREAMBLE.size + header_size
@@ -142,41 +142,53 @@ def starts_of(header_size: int, sizes: Sequence[int]) -> list[int]:
 
 def header_of_blob(blob: ByteArray) -> ByteArray:
     """The header of a blob, aliasing it."""
-    return _up_to(blob, PREAMBLE.size + read_preamble(blob), "header")[PREAMBLE.size :]
+    return _checked_prefix(blob, PREAMBLE.size + read_preamble(blob), "header")[PREAMBLE.size :]
 
 
 def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> list[ByteArray]:
     """The header and the frames of a blob, aliasing it. It may go on, as shared memory does."""
-    *starts, end = starts_of(len(header), sizes)
-    whole = _up_to(blob, end, "payload")
+    *starts, end = frame_starts(len(header), sizes)
+    whole = _checked_prefix(blob, end, "payload")
     return [header, *(whole[at : at + size] for at, size in zip(starts, sizes, strict=True))]
 
 
-def _up_to(blob: ByteArray, size: int, path: str) -> ByteArray:
+def _checked_prefix(blob: ByteArray, size: int, path: str) -> ByteArray:
+    """The first bytes of a blob, which may have more."""
     if len(blob) < size:
-        expected = f"expected a blob of at least {size} bytes, found {len(blob)}"
-        raise fail("frame_size", expected, path=path)
+        detail = f"expected a blob of at least {size} bytes, found {len(blob)}"
+        raise fail("frame_size", detail, path=path)
     return blob[:size]
 
 
 # --- writing -----------------------------------------------------------------------------------
 
 
-class PendingMessage:
-    """A message, some of whose buffers may still have to be written."""
+class ScatteredRows(NamedTuple):
+    """Rows that must be copied into a buffer of a message."""
 
-    __slots__ = ("buffers", "header", "indirect_bytes", "read_from", "rows")
+    buffer: int  # which one
+    offset: int  # in the buffer
+    size: int  # bytes of all rows
+    view: Any  # a `RaggedView`
+
+
+class PendingMessage:
+    """A message, some of whose buffers may still have to be written.
+
+    Only `MessageWriter` in `wire/write/place.py`, a subclass, has rows to write.
+    """
+
+    __slots__ = ("buffers", "header", "read_from", "repeated_bytes", "rows")
 
     def __init__(self, header: bytes, buffers: list[Any], read_from: Sequence[Any] = ()) -> None:
         self.header: bytes = header
         self.buffers: list[Any] = buffers  # each an array, or its size if it must be written
-        self.indirect_bytes: int = 0  # bytes of repeated documents that become objects
-        # Rows to write: the buffer, the offset in it, their bytes, and a `RaggedView`.
-        self.rows: list[tuple[int, int, int, Any]] = []
+        self.repeated_bytes: int = 0  # bytes of repeated documents that become objects
+        self.rows: list[ScatteredRows] = []  # to write
         self.read_from: Sequence[Any] = read_from  # the caller's memory that was copied already
 
     def write(self, targets: list[ByteArray]) -> None:
-        """Write the rows to `targets`, which has an array for each buffer."""
+        """Write `rows` to `targets`, which has an array for each buffer; here there are no rows."""
 
     def sources(self) -> list[Any]:
         """The memory that the message is made from, without that which its buffers alias."""
@@ -185,23 +197,23 @@ class PendingMessage:
 
 def frames_of(message: PendingMessage) -> list[Frame]:
     """The frames of a message: new ones in one allocation, which is freed with the last of them."""
-    return [message.header, *[part.data for part in written(message)]]
+    return [message.header, *[part.data for part in written_buffers(message)]]
 
 
-def written(message: PendingMessage) -> list[ByteArray]:
+def written_buffers(message: PendingMessage) -> list[ByteArray]:
     """The buffers of a message, after writing those that must be written."""
     buffers = message.buffers
     if not message.rows:
         return buffers
-    fresh = iter(allocate_together([part for part in buffers if type(part) is int]))
-    whole = [next(fresh) if type(part) is int else part for part in buffers]
-    message.write(whole)
-    return whole
+    blocks = iter(allocate_together([part for part in buffers if type(part) is int]))
+    targets = [next(blocks) if type(part) is int else part for part in buffers]
+    message.write(targets)
+    return targets
 
 
 def blob_size(message: PendingMessage) -> int:
     """Bytes of the blob of a message."""
-    return starts_of(len(message.header), _buffer_sizes(message.buffers))[-1]
+    return frame_starts(len(message.header), _buffer_sizes(message.buffers))[-1]
 
 
 def _buffer_sizes(buffers: Sequence[ByteArray | int]) -> list[int]:
@@ -213,7 +225,9 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
     header, *payload = frames
     pieces = [PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(header)), header]
     end = PREAMBLE.size + len(header)
-    for start, part in zip(starts_of(len(header), list(map(len, payload))), payload, strict=False):
+    for start, part in zip(
+        frame_starts(len(header), list(map(len, payload))), payload, strict=False
+    ):
         pieces += (bytes(start - end), part)
         end = start + len(part)
     return pieces
@@ -224,7 +238,7 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
 
     Returns the number of bytes written.
     """
-    *starts, size = starts_of(len(message.header), _buffer_sizes(message.buffers))
+    *starts, size = frame_starts(len(message.header), _buffer_sizes(message.buffers))
     target = writable_bytes(result_of(out, (size,), path) if callable(out) else out, path)
     if len(target) < size:
         remedy = "" if callable(out) else "; pass a function, which is called with the size"
@@ -258,6 +272,6 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
     except WireFormatError as error:
         raise ArgumentTypeError("bad_type", path, error.detail) from error
     if len(array) and not array.flags.writeable:
-        expected = f"expected writable memory, found read-only {type(buffer).__name__}"
-        raise ArgumentTypeError("bad_type", path, expected)
+        detail = f"expected writable memory, found read-only {type(buffer).__name__}"
+        raise ArgumentTypeError("bad_type", path, detail)
     return array

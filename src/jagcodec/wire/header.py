@@ -2,9 +2,10 @@
 
 A header is one msgpack map::
 
-    {"jagcodec": version, "schema": Ext(16, ...), "numbers": int64s, "values": array of documents}
+    {"jagcodec": version, "schema": Ext(16, ...), "numbers": bytes, "values": bytes}
 
-The numbers are those of the schema's nodes, then the counts of ragged groups and of frames, the
+The numbers are int64s, and the values msgpack of an array of documents, each in one byte string.
+First come the numbers of the schema's nodes, then the counts of ragged groups and of frames, the
 groups, the sizes of the frames and, if there are any, their stored sizes and checksums.
 """
 
@@ -21,7 +22,7 @@ from msgpack import ExtType, UnpackException, unpackb
 from jagcodec.errors import UnsupportedTypeError, WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import fail
-from jagcodec.wire.claims import check_claims
+from jagcodec.wire.claims import HeaderNumbers, check_claims
 from jagcodec.wire.documents import not_msgpack
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
 from jagcodec.wire.schema import GROUP_NUMBERS, Group, Schema, keep, read_schema
@@ -55,18 +56,18 @@ _KEYS = [MAGIC, "schema", "numbers", "values"]
 _start_of_tree: dict[Any, bytes] = {}
 
 
-def start_of(tree: Any) -> bytes:
+def header_start(tree: Any) -> bytes:
     """The bytes of a header up to its numbers; `tree` is its schema as nested tuples."""
-    known = _start_of_tree.get(tree)
-    if known is None:
+    start = _start_of_tree.get(tree)
+    if start is None:
         try:
             schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
         except ValueError as error:
             raise _too_large(str(error)) from error
-        known = _until_numbers(schema)
+        start = _until_numbers(schema)
         # Count 64 bytes of memory for each byte: the key holds tuples of names and numbers.
-        keep(_start_of_tree, tree, known, 64 * len(schema))
-    return known
+        keep(_start_of_tree, tree, start, 64 * len(schema))
+    return start
 
 
 def write_header(
@@ -87,13 +88,13 @@ def write_header(
 
 def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
     """A header with `stored`, the sizes of its frames as they are sent, added to its numbers."""
-    _, schema, numbers, values = header_parts(header, NO_LIMITS)
+    _, schema, numbers, values = split_any_header(header, NO_LIMITS)
     return _with_numbers(schema, numbers, stored, values)
 
 
 def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
     """A header with its own checksum, and those of `frames`, added to its numbers."""
-    _, schema, numbers, values = header_parts(header, NO_LIMITS)
+    _, schema, numbers, values = split_any_header(header, NO_LIMITS)
     whole = header_checksum(schema, numbers, values)
     return _with_numbers(schema, numbers, (whole, *frames), values)
 
@@ -105,7 +106,7 @@ def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: b
 
 def _join_header(start: bytes, numbers: bytes, values: bytes) -> bytes:
     # These are the bytes that msgpack writes for the map; calling msgpack takes longer.
-    end = _WITHOUT_VALUES if values == NO_VALUES else end_of(values)
+    end = _WITHOUT_VALUES if values == NO_VALUES else header_end(values)
     return b"".join((start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, end))
 
 
@@ -116,7 +117,7 @@ def _until_numbers(schema: bytes) -> bytes:
     return _BEFORE_SCHEMA + bytes((mark + 3, *size, _SCHEMA)) + schema
 
 
-def end_of(values: bytes) -> bytes:
+def header_end(values: bytes) -> bytes:
     """The end of a header: everything after its numbers."""
     return b"".join((_BEFORE_VALUES, _bin_start(values), values))
 
@@ -156,12 +157,12 @@ NO_VALUES = b"\x90"
 _schema_of_start: dict[bytes, Schema] = {}
 
 
-def opened_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]:
+def split_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]:
     """The size of frame 0, its schema, and the bytes of its numbers and values, unchecked."""
-    known = _known_parts(data, limits)
-    if known is not None:
-        return known
-    size, schema_bytes, numbers, values = header_parts(data, limits)
+    parts = _split_known(data, limits)
+    if parts is not None:
+        return parts
+    size, schema_bytes, numbers, values = split_any_header(data, limits)
     schema = read_schema(schema_bytes)
     if values == NO_VALUES:
         keep(_schema_of_start, _until_numbers(schema_bytes), schema, schema.weight)
@@ -169,27 +170,28 @@ def opened_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]
 
 
 _SHORT = 1 << 16
-_WITHOUT_VALUES = end_of(NO_VALUES)
+_MOST_IN_BIN_8 = 2 + 255  # bytes of a byte string with msgpack's shortest start, which has two
+_WITHOUT_VALUES = header_end(NO_VALUES)
 
 
-def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
-    """What `opened_header` returns, found faster; None if the schema is new or there are values."""
+def _split_known(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
+    """What `split_header` returns, found faster; None if the schema is new or there are values."""
     size = len(data)
     if size > _SHORT or size > limits.header:
         return None
     # A copy: what was checked must not change with the message's memory.
     start, _, rest = bytes(data).partition(_BEFORE_NUMBERS)
-    schema, end = _schema_of_start.get(start), len(rest) - len(_WITHOUT_VALUES)
-    # msgpack writes two bytes before up to 255 bytes of numbers (bin 8), and three before more
-    # (bin 16), because there are fewer than `_SHORT`.
-    begin = 2 if end < 258 else 3
+    schema = _schema_of_start.get(start)
+    end = len(rest) - len(_WITHOUT_VALUES)  # of the byte string of numbers
+    # A longer byte string starts with three bytes (bin 16), because it is shorter than `_SHORT`.
+    begin = 2 if end <= _MOST_IN_BIN_8 else 3
     numbers = rest[begin:end]
     if schema is None or rest[end:] != _WITHOUT_VALUES or len(numbers) % 8:
         return None
     return (size, schema, numbers, NO_VALUES) if rest[:begin] == _bin_start(numbers) else None
 
 
-def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
+def split_any_header(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
     """The size of frame 0, and the bytes of its schema, numbers and values, all unchecked."""
     # Check the magic before copying the rest: a frame of something else may be large.
     start = bytes(data[: len(_MAGIC_AND_VERSION)])
@@ -255,8 +257,8 @@ def check_crc(found: int, expected: int, path: str) -> None:
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
-    """Check frame 0 and every number in it; `in_row` if the message is a row of another."""
-    size, schema, number_bytes, value_bytes = opened_header(data, limits)
+    """The checked header in frame 0; `in_row` if the message is a row of another."""
+    size, schema, number_bytes, value_bytes = split_header(data, limits)
     numbers = memoryview(number_bytes).cast("q").tolist()
     if len(numbers) < schema.first_group:
         raise bad_header(f"{schema.first_group} numbers or more", len(numbers))
@@ -266,7 +268,8 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     if checksums:
         covered = number_bytes[: -8 * len(checksums)]
         check_crc(header_checksum(schema.data, covered, value_bytes), checksums[0], "header")
-    total, objects = check_claims(schema, numbers, groups, sizes, stored, size, limits, in_row)
+    header_numbers = HeaderNumbers(schema, numbers, groups, sizes, stored, size)
+    total, objects = check_claims(header_numbers, limits, in_row=in_row)
     values: list[Any] = []
     if value_bytes != NO_VALUES or schema.value_count:
         values = _read_values(schema, value_bytes)
@@ -319,13 +322,13 @@ def _read_values(schema: Schema, data: bytes) -> list[Any]:
     return values
 
 
-def is_accepted(header: bytes, indirect_bytes: int) -> bool:
+def is_accepted(header: bytes, repeated_bytes: int) -> bool:
     """Whether readers with default limits accept a message with this header.
 
-    `indirect_bytes` is the size of its repeated documents that become objects.
+    `repeated_bytes` is the size of its repeated documents that become objects.
     """
     try:
         total = read_header(header, DEFAULT_LIMITS).total
     except WireFormatError:
         return False
-    return EXPANSION * (indirect_bytes - EXPANSION * total) <= DEFAULT_LIMITS.expanded
+    return EXPANSION * (repeated_bytes - EXPANSION * total) <= DEFAULT_LIMITS.expanded

@@ -34,7 +34,7 @@ class Item:
     narrow: bool = False  # whether to store elements in the fewest bytes that hold them
     runs: Sequence[Run] | None = None  # sent instead of the data
     cells: Item | None = None  # the data as an item, if runs of other columns name it
-    indirect: bool = False  # whether it has `runs` or `cells`
+    is_elided: bool = False  # whether it has `runs` or `cells`
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Lowered(NamedTuple):
     unbacked: Sequence[tuple[str, int]] = ()
     messages: Sequence[RowMessages] = ()  # to write first, in this order: one may contain another
     # Whether readers might reject a narrow message, because its many rows of arrays need memory.
-    asks_for_more: bool = False
+    needs_more_memory_to_read: bool = False
 
 
 class RowMessages(NamedTuple):

@@ -32,10 +32,10 @@ def written_at_once(
         same = first_same(rows)
         if same is None:
             return list(map(write, rows)), None
-        made: list[bytes] = []
+        documents: list[bytes] = []
         for i, first in enumerate(same):
-            made.append(made[first] if first < i else write(rows[i]))
-        return made, same
+            documents.append(documents[first] if first < i else write(rows[i]))
+        return documents, same
     except (TypeError, ValueError, RuntimeError):  # too large, or changed by another thread
         return None
 

@@ -117,13 +117,17 @@ def register_type(
 
 
 def registered_name(cls: type) -> str | None:
-    """The name of a class in messages; None if it is not registered."""
+    """The name of a class in messages; None if it has none.
+
+    Registers the class first if this library has or knows it, or if it is a loaded class that
+    needs no registration (`use_loaded`).
+    """
     name = _name_of.get(cls)
     if name is None and _qualified(cls).startswith(("torch.", "tensordict.")):
-        _of_tensors()
+        _types_of_tensors()
         name = _name_of.get(cls)
     if name is None and _qualified(cls).startswith("jagcodec."):
-        _register_own_types()
+        _register_library_types()
         name = _name_of.get(cls)
     if name is None and _loaded_class(_qualified(cls)) is cls:
         register_type(cls)
@@ -138,14 +142,7 @@ def state_of(value: Any) -> Any:
 
 def restore(name: str, state: Any) -> Any:
     """The value of a registered type from its state."""
-    if name not in _by_name and name in _NAMES_OF_TENSORS:
-        _of_tensors()
-    if name not in _by_name and name in _OWN_NAMES:
-        _register_own_types()
-    cls = _loaded_class(name) if name not in _by_name else None
-    if cls is not None:
-        register_type(cls)
-    registered = _by_name.get(name)
+    registered = _find(name)
     if registered is None:
         detail = (
             f"expected a type that is registered here, found {brief(name)}; "
@@ -155,7 +152,7 @@ def restore(name: str, state: Any) -> Any:
     try:
         return registered.from_state(state)
     except Exception as error:  # the user's function may raise anything
-        if name in _OWN_NAMES:
+        if name in _NAMES_OF_LIBRARY:
             pass_on(error)
         detail = (
             f"expected the state of {brief(name)}, "
@@ -164,14 +161,30 @@ def restore(name: str, state: Any) -> Any:
         raise fail("bad_value", detail) from error
 
 
+def _find(name: str) -> NamedType | None:
+    """The type of this name; None if there is none. As `registered_name`, it may register it."""
+    if name in _by_name:
+        return _by_name[name]
+    if name in _NAMES_OF_TENSORS:
+        _types_of_tensors()
+    elif name in _NAMES_OF_LIBRARY:
+        _register_library_types()
+    else:
+        cls = _loaded_class(name)
+        if cls is not None:
+            register_type(cls)
+    return _by_name.get(name)
+
+
 def _qualified(cls: type) -> str:
+    """What a class is called with its module."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 # --- types that are registered by the class alone ----------------------------------------------
 
 
-def of_type(state: Any, cls: type) -> Any:
+def require_type(state: Any, cls: type) -> Any:
     """The state. Raises an error if its type is not exactly `cls`."""
     if type(state) is not cls:
         raise ValueError(f"expected {cls.__name__}, found {type(state).__name__}")
@@ -183,14 +196,14 @@ def _state_functions(
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
     """The functions from a value of a class to a state and back; (None, None) for other classes."""
     if issubclass(cls, enum.Flag):
-        back = lambda bits: cls(_known_bits(cls, of_type(bits, int)))  # noqa: E731
-        return lambda value: _known_bits(cls, int(value.value)), back
+        back = lambda bits: cls(_require_member_bits(cls, require_type(bits, int)))  # noqa: E731
+        return lambda value: _require_member_bits(cls, int(value.value)), back
     if issubclass(cls, enum.Enum):
-        return lambda value: value.name, lambda name: cls.__members__[of_type(name, str)]
+        return lambda value: value.name, lambda name: cls.__members__[require_type(name, str)]
     if _is_named_tuple(cls):
         return tuple, partial(_make_named_tuple, cls)
     if "tensordict" in sys.modules:
-        functions: Any = _of_tensors().state_functions(cls)
+        functions: Any = _types_of_tensors().state_functions(cls)
         if functions is not None:
             return functions  # type: ignore[no-any-return]
     if dataclasses.is_dataclass(cls):
@@ -199,12 +212,12 @@ def _state_functions(
     return None, None
 
 
-def _known_bits(cls: Any, bits: int) -> int:
+def _require_member_bits(cls: Any, bits: int) -> int:
     """The bits of a flag. Raises an error for bits that no member of the class has."""
     # Python keeps every combination of bits that was ever made. Only known bits are accepted, so a
     # stranger cannot make it keep more and more.
-    known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
-    if bits & ~known:
+    all_bits = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
+    if bits & ~all_bits:
         raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {bits}")
     return bits
 
@@ -214,7 +227,7 @@ def _is_named_tuple(cls: type) -> bool:
 
 
 def _make_named_tuple(cls: Any, items: Any) -> Any:
-    if len(of_type(items, tuple)) != len(cls._fields):
+    if len(require_type(items, tuple)) != len(cls._fields):
         raise ValueError(f"expected the fields {list(cls._fields)}")
     return tuple.__new__(cls, items)
 
@@ -224,7 +237,7 @@ def _values_of_fields(names: list[str], value: Any) -> dict[str, Any]:
 
 
 def _make_dataclass(cls: Any, names: list[str], fields: Any) -> Any:
-    if list(of_type(fields, dict)) != names:
+    if list(require_type(fields, dict)) != names:
         raise ValueError(f"expected the fields {names}")
     make: Any = object.__new__
     value = make(cls)
@@ -237,16 +250,16 @@ def _make_dataclass(cls: Any, names: list[str], fields: Any) -> Any:
 # --- types that every reader knows by name -----------------------------------------------------
 
 
-def of_one(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
+def maker_of_one(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
     """A function that checks the type of a state, exactly, and calls `make` with it."""
-    return lambda state: make(of_type(state, cls))
+    return lambda state: make(require_type(state, cls))
 
 
-def of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
+def maker_of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
     """A function that checks that a state is a tuple of these types, and calls `make(*state)`."""
 
     def from_state(state: Any) -> Any:
-        if [type(part) for part in of_type(state, tuple)] != list(types):
+        if [type(part) for part in require_type(state, tuple)] != list(types):
             raise ValueError(f"expected {[cls.__name__ for cls in types]}")
         return make(*state)
 
@@ -259,22 +272,22 @@ def _ordered_state(value: OrderedDict[Any, Any]) -> Any:
     if not attributes:
         return dict(value)
     if [*attributes] != ["_metadata"]:
-        found = brief(list(attributes))
-        raise ValueError(f"expected no attribute but _metadata, found {found}; call dict(x)")
+        names = brief(list(attributes))
+        raise ValueError(f"expected no attribute but _metadata, found {names}; call dict(x)")
     return dict(value), attributes["_metadata"]
 
 
 def _make_ordered(state: Any) -> OrderedDict[Any, Any]:
     if type(state) is dict:
         return OrderedDict(state)
-    items, metadata = of_type(state, tuple)
-    value: Any = OrderedDict(of_type(items, dict))
+    items, metadata = require_type(state, tuple)
+    value: Any = OrderedDict(require_type(items, dict))
     value._metadata = metadata
     return value  # type: ignore[no-any-return]
 
 
 def _make_slice(state: Any) -> slice:
-    start, stop, step = of_type(state, tuple)
+    start, stop, step = require_type(state, tuple)
     return slice(start, stop, step)
 
 
@@ -291,12 +304,15 @@ _bounds = operator.attrgetter("start", "stop", "step")
 PLAIN_TYPES: tuple[NamedType, ...] = (
     NamedType(OrderedDict, ORDERED_DICT, _ordered_state, _make_ordered),
     NamedType(
-        complex, "complex", operator.attrgetter("real", "imag"), of_fields(complex, float, float)
+        complex,
+        "complex",
+        operator.attrgetter("real", "imag"),
+        maker_of_fields(complex, float, float),
     ),
-    NamedType(range, "range", _bounds, of_fields(range, int, int, int)),
+    NamedType(range, "range", _bounds, maker_of_fields(range, int, int, int)),
     NamedType(slice, "slice", _bounds, _make_slice),
-    NamedType(np.str_, "numpy.str_", str, of_one(np.str_, str)),
-    NamedType(np.bytes_, "numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
+    NamedType(np.str_, "numpy.str_", str, maker_of_one(np.str_, str)),
+    NamedType(np.bytes_, "numpy.bytes_", bytes, maker_of_one(np.bytes_, bytes)),
 )
 
 _NAMES_OF_TENSORS = (
@@ -306,16 +322,16 @@ _NAMES_OF_TENSORS = (
 """The names of types that `registry_tensors` registers."""
 
 
-def _of_tensors() -> Any:
+def _types_of_tensors() -> Any:
     """The module for types of torch and tensordict. The first call imports these."""
     return module_with_torch("wire.registry_tensors", "types of torch")
 
 
-_OWN_NAMES = (BATCHED_DATA_DICT, PACKED_COLUMN)
+_NAMES_OF_LIBRARY = (BATCHED_DATA_DICT, PACKED_COLUMN)
 
 
-def _register_own_types() -> None:
-    """Register the types of `_OWN_NAMES`, whose modules import this one."""
+def _register_library_types() -> None:
+    """Register the types of `_NAMES_OF_LIBRARY`, whose modules import this one."""
     module_with_torch("train.batched_data_dict", "types of jagcodec")
 
 
@@ -337,24 +353,24 @@ def _loaded_class(name: str) -> Any:
     """The imported class of this name, if it needs no registration; runs no code of its module."""
     steps = name.split(".") if _loaded_bases and len(name) <= _LONGEST_NAME else []
     for i in range(len(steps) - 1, 0, -1):
-        found: Any = sys.modules.get(".".join(steps[:i]))
-        if isinstance(found, ModuleType):
+        item: Any = sys.modules.get(".".join(steps[:i]))
+        if isinstance(item, ModuleType):
             for step in steps[i:]:
                 # Look into the dict of a module: its `__getattr__` could import something.
-                found = vars(found).get(step) if isinstance(found, (ModuleType, type)) else None
-            return found if _needs_no_registration(found) and _qualified(found) == name else None
+                item = vars(item).get(step) if isinstance(item, (ModuleType, type)) else None
+            return item if _needs_no_registration(item) and _qualified(item) == name else None
     return None
 
 
-def _needs_no_registration(found: Any) -> bool:
+def _needs_no_registration(item: Any) -> bool:
     """Whether an object is a class that needs no registration."""
-    if not isinstance(found, type):
+    if not isinstance(item, type):
         return False
-    if _is_named_tuple(found):
+    if _is_named_tuple(item):
         # Not a class of this library: `encode` gives those a meaning.
-        ours = found.__module__.partition(".")[0] == __name__.partition(".")[0]
-        return tuple in _loaded_bases and not ours
-    return enum.Enum in _loaded_bases and issubclass(found, enum.Enum)
+        is_of_library = item.__module__.partition(".")[0] == __name__.partition(".")[0]
+        return tuple in _loaded_bases and not is_of_library
+    return enum.Enum in _loaded_bases and issubclass(item, enum.Enum)
 
 
 register_types(PLAIN_TYPES)

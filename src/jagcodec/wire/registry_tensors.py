@@ -21,7 +21,7 @@ from tensordict.tensorclass import NonTensorDataBase
 from jagcodec.errors import brief
 from jagcodec.memory.arrays import torch_name
 from jagcodec.rows import non_tensor
-from jagcodec.wire.registry import NamedType, of_type, register_types
+from jagcodec.wire.registry import NamedType, register_types, require_type
 
 
 def state_functions(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
@@ -44,7 +44,7 @@ def _parts_of_tensorclass(value: Any) -> Any:
 
 def _tensorclass(cls: Any, state: Any) -> Any:
     fields, others = state if type(state) is tuple else (state, {})
-    return non_tensor.tensorclass_of(cls, _tensordict_of_state(fields), of_type(others, dict))
+    return non_tensor.tensorclass_of(cls, _tensordict_of_state(fields), require_type(others, dict))
 
 
 def _tensordict_of_state(state: Any) -> TensorDictBase:
@@ -58,11 +58,11 @@ def _non_tensor_data_of(value: Any) -> NonTensorData:
 
 
 def _non_tensor(cls: Any, payload: Any) -> Any:
-    return cls(of_type(payload, NonTensorData).data, batch_size=payload.batch_size)
+    return cls(require_type(payload, NonTensorData).data, batch_size=payload.batch_size)
 
 
 def _size(state: Any) -> torch.Size:
-    if not all(-(1 << 63) <= of_type(dim, int) < 1 << 63 for dim in of_type(state, list)):
+    if not all(-(1 << 63) <= require_type(dim, int) < 1 << 63 for dim in require_type(state, list)):
         raise ValueError("expected integers of 64 bits")
     return torch.Size(state)
 
@@ -74,7 +74,7 @@ _DTYPES = {
 
 
 def _dtype(state: Any) -> torch.dtype:
-    if of_type(state, str) not in _DTYPES:
+    if require_type(state, str) not in _DTYPES:
         raise ValueError(f"expected a dtype of torch {torch.__version__}, found {brief(state)}")
     return _DTYPES[state]
 
@@ -82,11 +82,11 @@ def _dtype(state: Any) -> torch.dtype:
 def _device(state: Any) -> torch.device:
     kind, number = state
     # Before torch is asked, which quotes what it does not know.
-    if not (of_type(kind, str).isascii() and kind.isalnum()):
+    if not (require_type(kind, str).isascii() and kind.isalnum()):
         raise ValueError(f"expected a device type, found {brief(kind)}")
     if number is None:
         return torch.device(kind)
-    if not 0 <= of_type(number, int) < 128:
+    if not 0 <= require_type(number, int) < 128:
         raise ValueError(f"expected a device number from 0 to 127, found {brief(number)}")
     return torch.device(kind, number)
 

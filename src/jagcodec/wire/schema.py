@@ -35,8 +35,9 @@ class Node:
 
 
 class Group(NamedTuple):
-    """The numbers of a ragged group: rows that columns share. The first two place the offsets of
-    two or more rows; fewer rows have no offsets.
+    """The numbers of a ragged group, whose rows columns share.
+
+    The first two are the place of the offsets. Fewer than two rows have no offsets.
     """
 
     buffer: int
@@ -149,12 +150,13 @@ class Schema:
         return self.first_group + GROUP_NUMBERS * groups
 
     def _node(self, item: Any, depth: int) -> Node:
+        """The checked node of an entry, with all nodes in it; None is a document."""
         self.weight += 160
         self.size += 1
         if item is None:
             self.value_count += 1
             first = self.number_count
-            return Node(Kind.VALUE, _NONE, first, first, first, self.value_count - 1, depth)
+            return Node(Kind.VALUE, _NO_FIELDS, first, first, first, self.value_count - 1, depth)
         if type(item) is not list or not item or type(item[0]) is not int:
             raise fail("bad_record", f"expected a node, found {brief(item)}")
         if depth > spec.MAX_LEVELS:
@@ -162,34 +164,33 @@ class Schema:
         self.depth = max(self.depth, depth)
         form = _form_of(item[0])
         ends = 1 + len(form.fields)
-        fields, children = item[1:ends] or _NONE, item[ends:]
+        fields, children = item[1:ends] or _NO_FIELDS, item[ends:]
         kind = Kind(item[0])
-        wanted = len(form.fields)
-        expect(len(fields) == wanted, "bad_record", f"{wanted} fields of {kind.name}", fields)
-        for (name, check), field in zip(form.fields.items(), fields, strict=True):
-            expect(check(field), "bad_record", f"a {name} of {kind.name}", field)
         _check_form(kind, form, fields, len(children))
         node = self._next_node(kind, form, fields, depth)
-        around = self._stacks
+        outer_stacks = self._stacks
         if kind in (Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
             self._stacks += 1
             most = spec.MAX_STACKS
-            expect(around < most, "too_deep", f"at most {most} stacks", "more")
+            expect(outer_stacks < most, "too_deep", f"at most {most} stacks", "more")
         elif kind is Kind.NON_TENSOR_DATA:
             self._stacks = 0  # tensordict does not look for stacks in its payload
         if children:
-            nodes: list[Node] = []
-            node.children = nodes
-            for i, child in enumerate(children):
-                try:
-                    nodes.append(self._node(child, depth + 1))
-                except WireFormatError as error:
-                    raise inside(error, child_step(node, i)) from error
+            self._read_children(node, children, depth + 1)
         if kind in INTEGER_ROWS:
             _check_integer_rows(node)
             self.nodes.append(node)
-        self._stacks = around
+        self._stacks = outer_stacks
         return node
+
+    def _read_children(self, node: Node, children: list[Any], depth: int) -> None:
+        nodes: list[Node] = []
+        node.children = nodes
+        for i, child in enumerate(children):
+            try:
+                nodes.append(self._node(child, depth))
+            except WireFormatError as error:
+                raise inside(error, child_step(node, i)) from error
 
     def _next_node(self, kind: Kind, form: Form, fields: list[Any], depth: int) -> Node:
         """A node that has the next numbers of the header; noted in `nodes` if it has some."""
@@ -206,11 +207,16 @@ class Schema:
         return node
 
 
-_NONE: list[Any] = []
+_NO_FIELDS: list[Any] = []
 """The fields of all nodes that have none: one object, because such nodes may be many."""
 
 
 def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> None:
+    """Check the fields of a node, and how many children it has."""
+    wanted = len(form.fields)
+    expect(len(fields) == wanted, "bad_record", f"{wanted} fields of {kind.name}", fields)
+    for (name, check), field in zip(form.fields.items(), fields, strict=True):
+        expect(check(field), "bad_record", f"a {name} of {kind.name}", field)
     wanted = form.children
     if wanted == PER_KEY:
         wanted = len(fields[-1])
@@ -323,22 +329,22 @@ MOST_SCHEMAS = 64
 LARGEST_KEPT = 128 << 10
 """The most bytes of memory that a kept schema may need."""
 
-_known: dict[bytes, Schema] = {}
+_schema_of_bytes: dict[bytes, Schema] = {}
 
 
-def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
+def keep(kept: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
     """Keep a value up to `LARGEST_KEPT` bytes, and drop the oldest beyond `MOST_SCHEMAS`."""
     # Use single dict operations and no lock: a process that forks would copy a lock that is held.
     if weight <= LARGEST_KEPT:
-        known[key] = value
-        for oldest in list(known)[:-MOST_SCHEMAS]:
-            known.pop(oldest, None)
+        kept[key] = value
+        for oldest in list(kept)[:-MOST_SCHEMAS]:
+            kept.pop(oldest, None)
 
 
 def read_schema(data: bytes) -> Schema:
     """The schema of these bytes: a kept one, or a new one."""
-    known = _known.get(data)
-    if known is None:
-        known = Schema(data)
-        keep(_known, data, known, known.weight)
-    return known
+    schema = _schema_of_bytes.get(data)
+    if schema is None:
+        schema = Schema(data)
+        keep(_schema_of_bytes, data, schema, schema.weight)
+    return schema

@@ -64,7 +64,7 @@ from jagcodec.rows.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.array_rows import array_maker, rows_of_arrays
 from jagcodec.wire.checks import in_message
-from jagcodec.wire.compare import agreed, same_values
+from jagcodec.wire.compare import common_meta, same_values
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import item_of_view
 from jagcodec.wire.limits import DEFAULT_LIMITS
@@ -219,7 +219,7 @@ class JoinedRows(Source):
     def meta(self) -> dict[str, Any]:
         if any(NO_VALUES in stack.values for stack in self._stacks()):
             return {}  # a message without documents has no `meta`, so all agree on nothing
-        return agreed([self.part(i).meta for i in sorted(set(self._indices_with_meta()))])
+        return common_meta([self.part(i).meta for i in sorted(set(self._indices_with_meta()))])
 
     def metas(self) -> list[dict[str, Any]]:
         return [self.part(i).meta for i in self._indices_with_meta()]

@@ -19,7 +19,7 @@ from jagcodec.columns.column import column_of
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.compare import uncontradicted
+from jagcodec.wire.compare import meta_without_conflicts
 from jagcodec.wire.many.joined import join_rows
 from jagcodec.wire.read.wire_batch import WireBatch
 
@@ -47,7 +47,7 @@ class SideBySide(Source):
 
     def meta(self) -> dict[str, Any]:
         # All batches are of the same rows, so one that lacks a value does not contradict it.
-        return uncontradicted(self.metas())
+        return meta_without_conflicts(self.metas())
 
     def metas(self) -> list[dict[str, Any]]:
         return [batch.meta for batch in self._batches]

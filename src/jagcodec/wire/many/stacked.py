@@ -18,9 +18,9 @@ import numpy.typing as npt
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.wire import documents
-from jagcodec.wire.claims import sound_at_sight
+from jagcodec.wire.claims import HeaderNumbers, plan_of, sound_at_sight
 from jagcodec.wire.frames import frame_arrays, frames_of_blob, header_of_blob, is_blob
-from jagcodec.wire.header import NO_VALUES, end_of, header_parts
+from jagcodec.wire.header import NO_VALUES, header_end, split_any_header
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.read.message_source import MessageInMemory
 from jagcodec.wire.schema import GROUP_NUMBERS, Node, Schema, read_schema
@@ -119,17 +119,17 @@ def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _Hea
     `frames` is the number of frames after it; None for a blob, whose header gives the number.
     """
     try:
-        _, schema_bytes, number_bytes, values = header_parts(header, limits)
+        _, schema_bytes, number_bytes, values = split_any_header(header, limits)
         schema = read_schema(schema_bytes)
     except WireFormatError:  # `read_header` raises it again
         return None
-    root, end = schema.root, len(header) - len(end_of(values))
+    root, end = schema.root, len(header) - len(header_end(values))
     numbers = memoryview(number_bytes).cast("q")
     if root.kind is not Kind.TENSORDICT or root.fields[0] != 1 or len(numbers) < schema.first_group:
         return None
     frames = numbers[schema.frame_count] if frames is None else frames
     groups, more = divmod(len(numbers) - schema.first_group - frames, GROUP_NUMBERS)
-    if not header.endswith(end_of(values)) or groups < 0 or more:
+    if not header.endswith(header_end(values)) or groups < 0 or more:
         # Another writer wrote it, or it has checksums or stored sizes, or its numbers are wrong.
         return None
     slices = slice(end - len(number_bytes), end), slice(len(header) - len(values), len(header))
@@ -201,17 +201,14 @@ def _sound(
         columns[i : i + GROUP_NUMBERS] for i in range(schema.first_group, first, GROUP_NUMBERS)
     ]
     with np.errstate(over="ignore", invalid="ignore"):
+        each_sizes = columns[first:]
         are_sound, *_ = sound_at_sight(
-            schema,
-            columns,
-            ragged,
-            columns[first:],
-            header,
+            HeaderNumbers(schema, columns, ragged, each_sizes, each_sizes, header),
             limits,
             table=partial(_Table, count),
             largest=np.maximum.reduce,
         )
-    sound &= are_sound & (not schema.plan.others)
+    sound &= are_sound & (not plan_of(schema).others)
     return sound
 
 

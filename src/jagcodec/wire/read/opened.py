@@ -35,7 +35,7 @@ from jagcodec.memory.buffers import MessageLike
 from jagcodec.rows.row_splits import Chosen, RowSplitsPool
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.checks import in_message
-from jagcodec.wire.compare import agreed, same_values
+from jagcodec.wire.compare import common_meta, same_values
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
 from jagcodec.wire.read.wire_batch import WireBatch, check_batch, open_whole
 
@@ -188,7 +188,7 @@ def concat_in_memory(batches: Sequence[Any], where: str, chosen: Chosen | None =
     whole, pool = [in_memory(batch, model_batch) for batch in open_ones], RowSplitsPool()
     read_offsets(whole, pool)
     joined = join_leaves(whole, chosen, pool, where, same_values, model)
-    return with_meta(joined, open_ones, agreed)
+    return with_meta(joined, open_ones, common_meta)
 
 
 def opened_each(batches: Sequence[Any], where: str) -> list[Any]:

@@ -6,21 +6,21 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jagcodec._arguments import flag_of, result_of
+from jagcodec._arguments import require_flag, result_of
 from jagcodec._dependencies import module_with_torch
 from jagcodec.memory import aligned
 from jagcodec.memory.arrays import ByteArray
 from jagcodec.wire.checks import bad, expect
-from jagcodec.wire.compress import opened_buffers
+from jagcodec.wire.compress import decompressed_buffers
 from jagcodec.wire.frames import (
     PREAMBLE,
     buffer_bytes,
     frame_arrays,
+    frame_starts,
     frames_of_blob,
     header_of_blob,
     is_blob,
     read_preamble,
-    starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.limits import Limits, exceeded, usable_limits
@@ -43,8 +43,8 @@ def usable_reading(
     if device is not None:
         types = module_with_torch("memory.plain_types", f"{where}(device)")
         device = types.usable_device(device, f"{where}(device)")
-    copy = None if copy is None else flag_of(copy, f"{where}(copy)")
-    allow_pickle = flag_of(allow_pickle, f"{where}(allow_pickle)")
+    copy = None if copy is None else require_flag(copy, f"{where}(copy)")
+    allow_pickle = require_flag(allow_pickle, f"{where}(allow_pickle)")
     return Reading(limits, copy, device, allow_pickle, by_range, verify)
 
 
@@ -81,7 +81,7 @@ def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Mess
             check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
     if not header.compressed:
         return Message(header, buffers, reading, frames)
-    buffers = opened_buffers(header, buffers, lazily=reading.by_range)
+    buffers = decompressed_buffers(header, buffers, lazily=reading.by_range)
     return Message(header, buffers, reading, frames, in_memory=not reading.by_range)
 
 
@@ -101,10 +101,10 @@ def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
     header = read_header(get(PREAMBLE.size, size).data, reading.limits)
     buffers: Sequence[Any] = [
         lambda offset, size, start=start: get(start + offset, size)
-        for start in starts_of(size, header.stored)[:-1]
+        for start in frame_starts(size, header.stored)[:-1]
     ]
     if header.compressed:
-        buffers = opened_buffers(header, buffers, lazily=True)
+        buffers = decompressed_buffers(header, buffers, lazily=True)
     return Message(header, buffers, reading, None, in_memory=False)
 
 
@@ -113,7 +113,7 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     if not is_blob(blob):
         raise bad("a message in each row", "something else")
     header, frames = _split_blob(blob, outer.limits, in_row=True)
-    end = starts_of(len(frames[0]), header.sizes)[-1]
+    end = frame_starts(len(frames[0]), header.sizes)[-1]
     if len(blob) != aligned(end) or blob[end:].any():
         raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
     reading = Reading(outer.limits, False, outer.device, outer.allow_pickle)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.header import start_of
+from jagcodec.wire.header import header_start
 from jagcodec.wire.items import Item
 from jagcodec.wire.leaf import leaf_of
 from jagcodec.wire.read.message import Message
@@ -71,7 +71,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
             return None
         columns.append(column)
     nodes_of = [(int(node.kind), *node.fields) for node in nodes.values()]
-    start = start_of((int(Kind.TENSORDICT), 1, tuple(nodes), *nodes_of))
+    start = header_start((int(Kind.TENSORDICT), 1, tuple(nodes), *nodes_of))
     offsets = [message.row_splits(group).offsets_array.tolist() for group in groups]
     return Slicer(columns, offsets, start, header.value_bytes)
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,12 +51,7 @@ def elide_cells(items: Sequence[Item]) -> None:
     same `RowSplits` object.
     """
     searched = [_SearchedColumn(item) for item in items if _may_gain(item)]
-    # Columns that may be a part of another: by the type of their cells, then by their total.
-    candidates: dict[Any, dict[int, list[_SearchedColumn]]] = defaultdict(lambda: defaultdict(list))
-    for column in searched:
-        by_total = candidates[column.cell_type]
-        if column.ragged and sum(map(len, by_total.values())) < _MOST_CANDIDATES:
-            by_total[column.splits.total].append(column)
+    candidates = _Candidates(searched)
     bounds_of_sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
     first_like: dict[Any, _SearchedColumn] = {}
     # Start with the columns of few cells: larger columns may consist of them.
@@ -72,7 +67,7 @@ def elide_cells(items: Sequence[Item]) -> None:
         runs = (
             column.runs_of_equal_column(other)
             or (column.run_of_longest_row() if heads_repeat else None)
-            or column.runs_of_two_columns(candidates[column.cell_type])
+            or column.runs_of_two_columns(candidates)
             or (column.runs_of_shared_heads() if heads_repeat else None)
         )
         if runs and len(runs) <= MOST_RUNS:
@@ -112,12 +107,12 @@ class _SearchedColumn:
         self.words = _cell_words(self.data, self.cell_bytes)
         self._whole: Run | None = None
 
-    def runs(self) -> list[Run]:
-        """The runs of this column, made once."""
+    def share_runs(self) -> list[Run]:
+        """The runs of this column, for another one; a column without runs becomes one run."""
         if self.item.runs is not None:
             return [*self.item.runs]
         if self._whole is None:  # one object, so that its index is placed once
-            self.item.cells, self.item.indirect = self._cells(self.data), True
+            self.item.cells, self.item.is_elided = self._cells(self.data), True
             index = item_of_index(self.splits.starts)
             self._whole = Run(self.splits, self.item.cells, index)
         return [self._whole]
@@ -131,8 +126,8 @@ class _SearchedColumn:
                 np.uint8
             )
             # All elements together need at least the bits per element that the sample needs.
-            found = narrowed(sample, dtype)
-            saved_bytes = saved_bytes * len(found[1] if found else sample) // len(sample)
+            smaller = narrowed(sample, dtype)
+            saved_bytes = saved_bytes * len(smaller[1] if smaller else sample) // len(sample)
         return saved_bytes > cost_of_runs(indices, self.splits.rows)
 
     def heads_repeat(self, starts: IntArray, ends: IntArray) -> bool:
@@ -152,7 +147,7 @@ class _SearchedColumn:
     def runs_of_equal_column(self, other: _SearchedColumn) -> list[Run] | None:
         """The runs of `other`, which has the same row lengths, if it has the same cells, too."""
         equal = other is not self and equal_bytes(other.data, self.data)
-        return other.runs() if equal and self.pays(self.splits.total, indices=1) else None
+        return other.share_runs() if equal and self.pays(self.splits.total, indices=1) else None
 
     def run_of_longest_row(self) -> list[Run] | None:
         """One run, if each other row is the beginning of the longest row, as in positions."""
@@ -166,20 +161,13 @@ class _SearchedColumn:
         pays = self.pays(splits.total - splits.max, indices=0)
         return [Run(splits, self._cells(longest), None)] if pays else None
 
-    def runs_of_two_columns(
-        self, by_total: Mapping[int, Sequence[_SearchedColumn]]
-    ) -> list[Run] | None:
+    def runs_of_two_columns(self, candidates: _Candidates) -> list[Run] | None:
         """The runs of two other columns, if each row is a row of one and then a row of the other.
 
         An example is a column of prompts and responses next to one of each.
         """
         whole = self.splits
-        pairs = [
-            itertools.product(heads, by_total[whole.total - total])
-            for total, heads in by_total.items()
-            if self.ragged and whole.total - total in by_total
-        ]
-        for head, tail in itertools.chain(*pairs):
+        for head, tail in candidates.pairs_for(self):
             first, last = head.splits, tail.splits
             if (
                 first.rows == last.rows == whole.rows
@@ -188,7 +176,7 @@ class _SearchedColumn:
                 and tail.occurs_in(self.data, whole.starts + first.lengths)
             ):
                 pays = self.pays(whole.total, indices=2)
-                return [*head.runs(), *tail.runs()] if pays else None
+                return [*head.share_runs(), *tail.share_runs()] if pays else None
         return None
 
     def occurs_in(self, data: ByteArray, starts: IntArray) -> bool:
@@ -203,9 +191,9 @@ class _SearchedColumn:
         step = max(1, splits.rows * 8 * NUMBERS_AT_ONCE // len(self.data))
         for first in range(0, splits.rows, step):
             some = slice(first, first + step)
-            found = copy_of_rows(data, starts[some], splits.lengths[some], size)
+            cells = copy_of_rows(data, starts[some], splits.lengths[some], size)
             begin = int(splits.offsets_array[first]) * size
-            if not equal_bytes(self.data[begin : begin + len(found)], found):
+            if not equal_bytes(self.data[begin : begin + len(cells)], cells):
                 return False
         return True
 
@@ -282,11 +270,31 @@ class _SearchedColumn:
         def heads(rows: Sequence[int], most: int) -> dict[int, bytes]:
             return {i: bytes(view[bounds[i] : min(bounds[i] + most, bounds[i + 1])]) for i in rows}
 
-        found = heads(np.flatnonzero(self.splits.lengths).tolist(), _FIRST_COMPARED)
-        among = Counter(found.values())
-        several = [row for row, head in found.items() if among[head] > 1]
-        keys = heads(several, max(_FIRST_COMPARED, _MOST_SORTED // max(1, len(several))))
-        return sorted(several, key=keys.__getitem__, reverse=True)
+        head_of_row = heads(np.flatnonzero(self.splits.lengths).tolist(), _FIRST_COMPARED)
+        counts = Counter(head_of_row.values())
+        rows = [row for row, head in head_of_row.items() if counts[head] > 1]
+        keys = heads(rows, max(_FIRST_COMPARED, _MOST_SORTED // max(1, len(rows))))
+        return sorted(rows, key=keys.__getitem__, reverse=True)
+
+
+class _Candidates:
+    """Ragged columns that may be a part of another."""
+
+    def __init__(self, columns: Sequence[_SearchedColumn]) -> None:
+        # By the type of their cells, then by how many cells they have.
+        self._of_type: dict[Any, dict[int, list[_SearchedColumn]]] = {}
+        for column in columns:
+            by_total = self._of_type.setdefault(column.cell_type, {})
+            if column.ragged and sum(map(len, by_total.values())) < _MOST_CANDIDATES:
+                by_total.setdefault(column.splits.total, []).append(column)
+
+    def pairs_for(
+        self, whole: _SearchedColumn
+    ) -> Iterator[tuple[_SearchedColumn, _SearchedColumn]]:
+        """The pairs of candidates that have as many cells together as a ragged column."""
+        by_total = self._of_type[whole.cell_type] if whole.ragged else {}
+        for total, heads in by_total.items():
+            yield from itertools.product(heads, by_total.get(whole.splits.total - total, ()))
 
 
 def _common_cells(one: AnyArray, other: AnyArray) -> int:

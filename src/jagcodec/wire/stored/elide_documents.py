@@ -61,13 +61,13 @@ def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
     begins = np.cumsum([0, *map(len, buffers)])
     starts = data.row_starts().reshape(splits.rows, -1)
     lengths = splits.lengths[:, None] if data.run_lengths is None else data.run_lengths
-    found: list[list[ByteArray]] = []
+    pieces: list[list[ByteArray]] = []
     which = np.searchsorted(begins, starts, side="right") - 1
     for row in zip(which.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         places = [place for place in zip(*row, strict=True) if place[2]]
         within = ((buffers[k], start - int(begins[k]), size) for k, start, size in places)
-        found.append([buffer[at : at + size] for buffer, at, size in within])
-    return found
+        pieces.append([buffer[at : at + size] for buffer, at, size in within])
+    return pieces
 
 
 def _end_to_end(column: Item, rows: IntArray) -> ByteArray:

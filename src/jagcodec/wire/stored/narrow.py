@@ -75,6 +75,6 @@ def widened(data: ByteArray, stored: int, dtype: str, count: int) -> ByteArray:
         whole[:-1] = np.ndarray((count - 1,), "<u4", data, strides=(3,))
         whole[-1] = int.from_bytes(data[-3:].tobytes(), "little")
     whole <<= 8
-    found = whole.view("<i4") if signed else whole
-    found >>= 8
-    return found.astype(dtype, copy=False).view(np.uint8)
+    numbers = whole.view("<i4") if signed else whole
+    numbers >>= 8
+    return numbers.astype(dtype, copy=False).view(np.uint8)

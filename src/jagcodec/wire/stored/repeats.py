@@ -30,7 +30,7 @@ def cost_of_runs(indices: int, rows: int) -> int:
 
 def set_runs(column: Item, runs: Sequence[Run]) -> None:
     """Make a column elided: these runs have all of its cells."""
-    column.runs, column.indirect = runs, True
+    column.runs, column.is_elided = runs, True
 
 
 def sample_of(data: Any) -> bytes:

@@ -20,12 +20,12 @@ from jagcodec._arguments import (
     check_function,
     check_known,
     check_options,
-    flag_of,
     items_of,
     mapping_of,
+    require_flag,
 )
 from jagcodec._compiling import untraced
-from jagcodec.columns.batch import Batch, Columns, Name, source_in, storage_of_batch, to_send
+from jagcodec.columns.batch import Batch, Name, source_in, storage_of_batch, to_send
 from jagcodec.errors import (
     ArgumentKeyError,
     ArgumentTypeError,
@@ -35,15 +35,12 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.buffers import Target
 from jagcodec.wire.compress import Compress, compressed, usable_level
-from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
+from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written_buffers
 from jagcodec.wire.header import is_accepted, with_checksums
 from jagcodec.wire.items import Tree
 from jagcodec.wire.spec import Code
 from jagcodec.wire.write.items_to_message import message_of
 from jagcodec.wire.write.lowering import Lowering
-
-__all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
-
 
 Narrow: TypeAlias = bool | Collection[str | tuple[str, ...]]
 """All columns, none of them, or those of these names."""
@@ -194,9 +191,10 @@ def pending(
     """The message of a value before the last phase: some rows may still have to be copied."""
     level = None if compress is None else usable_level(compress)
     narrow = False if narrow is False else _narrow_columns(narrow)
+    # Most calls leave these options out: one test then takes the place of three calls.
     if not (elide is False and checksum is False and allow_pickle is False and default is None):
-        elide, checksum = flag_of(elide, "elide"), flag_of(checksum, "checksum")
-        allow_pickle = flag_of(allow_pickle, "allow_pickle")
+        elide, checksum = require_flag(elide, "elide"), require_flag(checksum, "checksum")
+        allow_pickle = require_flag(allow_pickle, "allow_pickle")
         if default is not None:
             check_function(default, "default", "a function of one value, or None")
     if meta is not None:
@@ -218,7 +216,7 @@ def pending(
     if level is not None:
         message = compressed(message, level, is_accepted)
     if checksum:
-        frames = written(message)
+        frames = written_buffers(message)
         header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])
         message = PendingMessage(header, [*frames], message.sources())
     return message

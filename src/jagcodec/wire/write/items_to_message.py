@@ -18,7 +18,7 @@ from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, in_buffers
 from jagcodec.wire.dtypes import DtypeName
 from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
-from jagcodec.wire.header import is_accepted, start_of
+from jagcodec.wire.header import header_start, is_accepted
 from jagcodec.wire.items import Lowered, RowMessages, item_of_documents, item_of_view
 from jagcodec.wire.spec import SMALL_BUFFER
 from jagcodec.wire.stored.elide_cells import elide_cells
@@ -34,7 +34,7 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
     for its rows (`MAX_UNBACKED_ROWS`). It is written without `elides` if readers would reject it:
     repeats, and rows that are arrays, ask a reader for more memory than their bytes.
     """
-    tree, items, values, unbacked, messages, asks_for_more = lowered
+    tree, items, values, unbacked, messages, needs_more_memory_to_read = lowered
     for rows in messages:
         write_rows(rows, narrows=narrows)
     if narrows or elides:
@@ -42,55 +42,58 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
         writer = MessageWriter()
         numbers = writer.place(small.items)
         if not writer.first_unbacked(unbacked):
-            writer.read_from, writer.indirect_bytes = small.sources, small.indirect_bytes
-            message = writer.finish(start_of(tree), numbers, values)
-            is_asking = small.elided or asks_for_more
-            if not is_asking or is_accepted(message.header, message.indirect_bytes):
+            writer.read_from, writer.repeated_bytes = small.sources, small.repeated_bytes
+            message = writer.finish(header_start(tree), numbers, values)
+            needs_more = small.elided or needs_more_memory_to_read
+            if not needs_more or is_accepted(message.header, message.repeated_bytes):
                 return message
             if elides:
                 return message_of(lowered._replace(messages=()), narrows=narrows)
     writer = MessageWriter()
-    return writer.finish(start_of(tree), writer.place(items), values, unbacked)
+    return writer.finish(header_start(tree), writer.place(items), values, unbacked)
 
 
 def write_rows(messages: RowMessages, *, narrows: bool) -> None:
     """Write a message for each row, and make these the data of the rows' item."""
-    made = {}
+    pieces_of_row = {}
     for i, row in messages.rows.items():
-        one = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
-        pieces = blob_pieces(frames_of(message_of(one, narrows=narrows)))
-        made[i] = _joined([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
-    item = messages.item
-    if all(len(pieces) == 1 for pieces in made.values()):
-        found = item_of_documents([made[i][0] for i in messages.places])
+        lowered = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
+        pieces = blob_pieces(frames_of(message_of(lowered, narrows=narrows)))
+        pieces_of_row[i] = _joined([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
+    if all(len(pieces) == 1 for pieces in pieces_of_row.values()):
+        joined = item_of_documents([pieces_of_row[i][0] for i in messages.places])
     else:
-        found = item_of_view(_rows_in_pieces(made, messages.places), None)
-    item.data, item.dims, item.splits = found.data, found.dims, found.splits
+        joined = item_of_view(_rows_in_pieces(pieces_of_row, messages.places), None)
+    item = messages.item
+    item.data, item.dims, item.splits = joined.data, joined.dims, joined.splits
 
 
 def _joined(pieces: Sequence[Any]) -> list[Any]:
     """The same bytes in fewer pieces: neighbouring small ones are joined, large ones are not."""
-    found: list[Any] = []
+    fewer: list[Any] = []
     small: list[Any] = []
     for piece in pieces:
         if len(piece) < SMALL_BUFFER:
             small.append(piece)
             continue
-        found += [b"".join(small), piece] if small else [piece]
+        fewer += [b"".join(small), piece] if small else [piece]
         small = []
-    return [*found, b"".join(small)] if small else found
+    return [*fewer, b"".join(small)] if small else fewer
 
 
-def _rows_in_pieces(made: Mapping[int, Sequence[Any]], places: Sequence[int]) -> RaggedView:
-    """A view of rows that are each in several pieces; `places` has each row's key in `made`."""
-    most, end = max(map(len, made.values())), 0
+def _rows_in_pieces(
+    pieces_of_row: Mapping[int, Sequence[Any]], places: Sequence[int]
+) -> RaggedView:
+    """A view of rows that are each in several pieces; `places` has the key of each row."""
+    most, end = max(map(len, pieces_of_row.values())), 0
     starts: dict[int, list[int]] = {}
     lengths: dict[int, list[int]] = {}
-    for i, pieces in made.items():
+    for i, pieces in pieces_of_row.items():
         sizes = [*map(len, pieces)] + [0] * (most - len(pieces))
         starts[i] = [end + before for before in itertools.accumulate(sizes, initial=0)][:-1]
         lengths[i], end = sizes, end + sum(sizes)
-    buffers = [np.frombuffer(piece, np.uint8) for pieces in made.values() for piece in pieces]
+    all_pieces = itertools.chain.from_iterable(pieces_of_row.values())
+    buffers = [np.frombuffer(piece, np.uint8) for piece in all_pieces]
     runs = np.array([lengths[i] for i in places], dtype=np.int64)
     begins = np.array([starts[i] for i in places], dtype=np.int64)
     splits = RowSplits.from_lengths(runs.sum(axis=1))
@@ -106,31 +109,31 @@ class _Smaller(NamedTuple):
     items: Sequence[Any]
     sources: Sequence[Any]  # the caller's memory that cells were copied from
     elided: bool  # whether a column has runs
-    indirect_bytes: int  # bytes of repeated documents that a reader turns into objects
+    repeated_bytes: int  # bytes of repeated documents that a reader turns into objects
 
 
 def _smaller(items: Sequence[Any], *, elides: bool) -> _Smaller:
     """Copies of items with narrow integers and, if asked for, runs; the given items stay."""
-    made = list(items)
+    copies = list(items)
     cells: list[Any] = []  # items of cells that may be stored in another way
     documents: list[Any] = []
     for i, item in enumerate(items):
         if type(item) is int:
             continue
         if item.narrow or (elides and item.dtype is not None):
-            made[i] = copy.copy(item)
-            cells.append(made[i])
+            copies[i] = copy.copy(item)
+            cells.append(copies[i])
         elif elides and item.splits is not None:
-            made[i] = copy.copy(item)
-            documents.append(made[i])
+            copies[i] = copy.copy(item)
+            documents.append(copies[i])
     sources = _put_end_to_end(cells)
     sources += [memory for column in documents for memory in _memories(column.data)]
-    indirect_bytes = sum(map(elide_documents, documents))
+    repeated_bytes = sum(map(elide_documents, documents))
     if elides:
         elide_cells([column for column in cells if column.ragged_dim == 1])
     _narrow([*cells, *documents])
     elided = any(column.runs is not None for column in (*cells, *documents))
-    return _Smaller(made, sources, elided, indirect_bytes)
+    return _Smaller(copies, sources, elided, repeated_bytes)
 
 
 def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
@@ -184,6 +187,6 @@ def _narrow_one(item: Any) -> None:
     if not item.narrow:
         return
     item.narrow = False  # narrow it once: several runs may have the same cells
-    found = narrowed(item.data, item.dtype)
-    if found is not None:
-        item.stored, item.data = found
+    smaller = narrowed(item.data, item.dtype)
+    if smaller is not None:
+        item.stored, item.data = smaller

@@ -98,9 +98,9 @@ def _handler_of(kind: type) -> Handler | None:
     """The handler of a type that `_HANDLERS` may lack; None if no type above it has one."""
     if is_of_torch(kind):  # the import adds the types of torch and tensordict
         lowering_of_tensors()
-    found = _HANDLERS.get(kind)
-    if found is not None:
-        return found
+    handler = _HANDLERS.get(kind)
+    if handler is not None:
+        return handler
     if registered_name(kind) is not None:
         return _lower_registered
     return next((handler for base, handler in _HANDLERS_OF_BASES if issubclass(kind, base)), None)

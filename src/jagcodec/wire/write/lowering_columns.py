@@ -106,12 +106,12 @@ def _is_column(node: Tree) -> bool:
 def _check_batch_size(walk: ValueWalk, column: Any, sizes: list[int], name: str) -> None:
     """Raise an error for a column without the rows of its batch, which the caller may change."""
     holder = column_of(column)
-    found = holder.sizes(sizes)
-    if found != sizes and sizes:
+    column_sizes = holder.sizes(sizes)
+    if column_sizes != sizes and sizes:
         if walk.path[-1:] == [name]:
             walk.path.pop()  # the error is about the batch
         where = f"nested {name!r}" if holder.is_batch else repr(name)
-        detail = f"expected batch size {sizes} in {where} too, found {found}"
+        detail = f"expected batch size {sizes} in {where} too, found {column_sizes}"
         raise walk.error("row_mismatch", detail)
 
 
@@ -120,15 +120,15 @@ def items_of_columns(walk: ValueWalk, batch: Columns) -> dict[str, Item]:
 
     For `walk.messages`, the caller must call `write_rows`, which gives data to their items.
     """
-    found: dict[str, Any] = {}
+    single: dict[str, Any] = {}  # the items of columns that are one item
     items = walk.items
     for name, column in batch.columns.items():
         first = len(items)
         lower_each_column(walk, {name: column}, [batch.rows], COLUMN_HANDLERS)
         if len(items) == first + 1:
-            found[name] = items[first]
+            single[name] = items[first]
     walk.fetch()
-    return {name: item for name, item in found.items() if _has_rows(item, batch.rows)}
+    return {name: item for name, item in single.items() if _has_rows(item, batch.rows)}
 
 
 # --- columns of numbers ---------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def lower_shared_object(walk: ValueWalk, data: Any, dims: int) -> Tree:
     values_before = len(walk.values)
     tree = walk.lower_at("data", data)
     if type(tree) is not tuple:
-        walk.values.insert(values_before, tree)
+        walk.store_before(values_before, [tree])
         tree = None
     return (Code.NON_TENSOR_DATA, dims, tree)
 

@@ -54,11 +54,11 @@ def lower_array_rows(walk: ValueWalk, rows: Sequence[Any], holder: int) -> Tree 
 
     Returns None if the rows are anything else.
     """
-    found = array_rows(rows)
-    if found is None or len(walk.path) >= spec.MAX_DEPTH:
+    array_parts = array_rows(rows)
+    if array_parts is None or len(walk.path) >= spec.MAX_DEPTH:
         return None  # rows that are too deep are lowered one by one, which raises the error
     walk.array_rows += len(rows)
-    parts, lengths, dims, dtype, are_tensors = found
+    parts, lengths, dims, dtype, are_tensors = array_parts
     splits = RowSplits.from_counts(lengths)
     item = Item(None, (splits.total,), splits, dtype)
     cells = (

@@ -33,7 +33,7 @@ from jagcodec.rows.nested import (
     view_of_checked_parts,
 )
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire import registry_tensors as registry_tensors
+from jagcodec.wire import registry_tensors as registry_tensors  # registers types
 from jagcodec.wire import spec
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.frames import NO_BYTES
@@ -169,7 +169,9 @@ def _lower_dense(walk: ValueWalk, tensor: torch.Tensor, *, unchanged: bool = Fal
         item.data = as_bytes(tensor)
     else:
         _read_later(walk, item, tensor)
-    walk.add(item)
+    if not unchanged:
+        return walk.add(item)
+    walk.items.append(item)
     return (Code.TENSOR, dtype, len(dims))
 
 
@@ -206,7 +208,7 @@ def _add_jagged_on_device(walk: ValueWalk, parts: NestedParts, dtype: str | None
         item.splits = view.row_splits
 
     walk.unread.append(read)
-    walk.add(item)
+    walk.add(item)  # the node that it returns is a TENSOR, because row splits are read later
     return (Code.JAGGED, dtype, len(item.dims), item.ragged_dim)
 
 
@@ -228,10 +230,10 @@ def are_views_of_one_storage(values: Sequence[Any]) -> bool:
 
 def lower_views_of_one_storage(walk: ValueWalk, values: Sequence[Any]) -> Tree | None:
     """The node of a list of views of one storage; None for any other list."""
-    found = views_of_one_storage(values)
-    if found is None:
+    view_and_bounds = views_of_one_storage(values)
+    if view_and_bounds is None:
         return None
-    view, bounds = found
+    view, bounds = view_and_bounds
     memory: Any = view.memory
     data = as_bytes(memory) if view.is_end_to_end else view
     walk.items.append(Item(data, view.values_shape))
@@ -269,13 +271,13 @@ def _lower_tensordict(walk: ValueWalk, td: TensorDictBase) -> Tree:
     return (Code.TENSORDICT, len(td.batch_size), tuple(leaves), *nodes)
 
 
-def _lower_lazy_view(walk: ValueWalk, view: Any) -> Tree:
-    """The TENSORDICT of a view of a lazy stack."""
+def _lower_lazy_view(walk: ValueWalk, lazy: Any) -> Tree:
+    """The TENSORDICT of a view of a lazy stack, which is a TensorDict, too."""
     try:
-        whole = non_tensor.tensordict_of_view(view)
+        td = non_tensor.tensordict_of_view(lazy)
     except RuntimeError as error:  # the view is of a stack of rows with different shapes
-        raise walk.unsupported(view, f": {error!s:.200}; encode what it is a view of") from error
-    return _lower_tensordict(walk, whole)
+        raise walk.unsupported(lazy, f": {error!s:.200}; encode what it is a view of") from error
+    return _lower_tensordict(walk, td)
 
 
 def _lower_lazy_stack(walk: ValueWalk, stack: LazyStackedTensorDict) -> Tree:
@@ -336,7 +338,7 @@ def _append_batch_size(walk: ValueWalk, td: Any) -> None:
     walk.items += map(int, batch_size)  # `int` makes a number of a symbolic dim
 
 
-# --- tables of types----------------------------------------------------------------------------
+# --- tables of types ---------------------------------------------------------------------------
 
 
 # Most leaves of a TensorDict become one item, which shows that the leaf has the rows of the batch.

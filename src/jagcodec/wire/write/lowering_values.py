@@ -90,7 +90,7 @@ def _lower_dict_of_any_keys(walk: ValueWalk, value: dict[Any, Any]) -> Tree:
     if not has_nodes:
         pairs = zip(keys, trees, strict=True)
         return [TAGS[Kind.DICT], *(part for pair in pairs for part in pair)]
-    walk.values.insert(values_before, keys)
+    walk.store_before(values_before, [keys])
     return (Code.DICT, None, *trees)
 
 

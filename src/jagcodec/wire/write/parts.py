@@ -75,9 +75,9 @@ class _ItemColumn(Column):
             return []  # a list without objects
         if self._array is not None:
             return Item(self._array[chosen.at], (len(chosen),), None, item.dtype)
-        made = item_of_view(chosen.of_view(self._view), item.dtype, ragged=item.splits is not None)
-        made.stored = item.stored
+        part = item_of_view(chosen.of_view(self._view), item.dtype, ragged=item.splits is not None)
+        part.stored = item.stored
         if item.same is not None:
             first: dict[int, int] = {}  # the first chosen row of each object
-            made.same = [first.setdefault(item.same[row], i) for i, row in enumerate(chosen.rows)]
-        return made
+            part.same = [first.setdefault(item.same[row], i) for i, row in enumerate(chosen.rows)]
+        return part

@@ -14,7 +14,7 @@ from jagcodec.memory import ALIGNMENT, aligned
 from jagcodec.memory.arrays import ByteArray
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire import spec
-from jagcodec.wire.frames import BYTE, PendingMessage
+from jagcodec.wire.frames import BYTE, PendingMessage, ScatteredRows
 from jagcodec.wire.header import write_header
 from jagcodec.wire.items import item_of_bytes
 from jagcodec.wire.spec import SMALL_BUFFER
@@ -54,8 +54,8 @@ class MessageWriter(PendingMessage):
                 numbers.append(item)
                 continue
             data, splits = item.data, item.splits
-            if item.indirect:
-                numbers += self._put_indirect(item)
+            if item.is_elided:
+                numbers += self._put_elided(item)
             elif isinstance(data, _CONTIGUOUS) and 0 < (size := data.nbytes) < SMALL_BUFFER:
                 end = self._size
                 offset = -end % ALIGNMENT + end
@@ -87,23 +87,23 @@ class MessageWriter(PendingMessage):
             self._small += (_GAPS[offset - self._size], bytes(size))
             self._size = offset + size
         if scattered and size:
-            self.rows.append((buffer, offset, size, data))
+            self.rows.append(ScatteredRows(buffer, offset, size, data))
         return buffer, offset
 
     def _put(self, data: Any) -> list[int]:
         """Place contiguous memory; returns its buffer, and the offset in it."""
         return self.place([item_of_bytes(data)])
 
-    def _put_indirect(self, item: Any) -> Sequence[int]:
+    def _put_elided(self, item: Any) -> Sequence[int]:
         """Place an item that has runs, or whose cells the runs of another item name."""
         return self._put_once(item.cells)[:2] if item.runs is None else self._put_table(item)
 
     def _put_once(self, item: Any) -> tuple[int, ...]:
         """Place cells or an index of a run once; returns the place and the storage code."""
-        found = self._places.get(item)
-        if found is None:
-            found = self._places[item] = (*self._put(item.data), item.stored)
-        return found
+        place = self._places.get(item)
+        if place is None:
+            place = self._places[item] = (*self._put(item.data), item.stored)
+        return place
 
     def _put_table(self, item: Any) -> list[int]:
         """Place the cells and indices of an item's runs, then the table that names them."""
@@ -173,5 +173,5 @@ class MessageWriter(PendingMessage):
     def sources(self) -> list[Any]:
         """The memory that cells were, or will be, copied from."""
         copied = [part for part in self._small if isinstance(part, np.ndarray)]
-        rows = [part for *_, view in self.rows for part in view.memories]
+        rows = [part for scattered in self.rows for part in scattered.view.memories]
         return [*self.read_from, *copied, *rows]

@@ -124,14 +124,20 @@ class ValueWalk(ABC):
             if has_nodes and type(tree) is not tuple:
                 self.values.append(tree)
                 tree = None
-            elif type(tree) is tuple and not has_nodes:
-                # This is the first node. Documents are stored in the order of the walk, so those
-                # of the earlier trees go before the ones that this node has just added.
+            elif type(tree) is tuple and not has_nodes:  # this is the first node
                 has_nodes = True
-                self.values[values_before:values_before] = trees
+                self.store_before(values_before, trees)
                 trees = [None] * len(trees)
             trees.append(tree)
         return trees, has_nodes
+
+    def store_before(self, values_before: int, documents: Iterable[Any]) -> None:
+        """Store documents ahead of those added since there were `values_before` of them.
+
+        Readers expect documents in the order of the walk, and a node stores the documents in it
+        before the caller knows that it is a node.
+        """
+        self.values[values_before:values_before] = documents
 
     def lower_items(self, values: Sequence[Any]) -> tuple[list[Tree], bool]:
         """Do what `lower_each` does, for the items of a list or a tuple."""
@@ -147,9 +153,9 @@ class ValueWalk(ABC):
         outer = self.items, self.values, self.unbacked, self.array_rows
         self.items, self.values, self.unbacked, self.array_rows = [], [], [], 0
         tree = self.lower_at(i, row)
-        made = self._collect(tree) if type(tree) is tuple else self.document_of(tree)
+        lowered = self._collect(tree) if type(tree) is tuple else self.document_of(tree)
         self.items, self.values, self.unbacked, self.array_rows = outer
-        return made
+        return lowered
 
     # --- what handlers find ---
 
@@ -178,8 +184,8 @@ class ValueWalk(ABC):
     def check_rank(self, cells: Any) -> None:
         """Raise an error for an array or a tensor with more dims than messages have."""
         if cells.ndim > spec.MAX_NDIM:
-            found = f" with {cells.ndim} dims: the limit is {spec.MAX_NDIM}"
-            raise self.unsupported(cells, found)
+            why = f" with {cells.ndim} dims: the limit is {spec.MAX_NDIM}"
+            raise self.unsupported(cells, why)
 
     def note_unbacked_rows(self, rows: int) -> None:
         """Note the current value if it has more rows than `MAX_UNBACKED_ROWS`.
@@ -231,8 +237,8 @@ class ValueWalk(ABC):
     def _collect(self, tree: Tree, messages: Sequence[RowMessages] = ()) -> Lowered:
         """The items and documents of a tree, which the walk has found."""
         values = self.document_of(self.values) if self.values else NO_VALUES
-        asks_for_more = self.array_rows > _MOST_ARRAY_ROWS
-        return Lowered(tree, self.items, values, self.unbacked, messages, asks_for_more)
+        needs_more = self.array_rows > _MOST_ARRAY_ROWS
+        return Lowered(tree, self.items, values, self.unbacked, messages, needs_more)
 
     def fetch(self) -> None:
         """Wait for the devices once, then give the items their cells."""
