@@ -58,9 +58,9 @@ def __getattr__(name: str) -> Any:
         if name in _MAKE_TENSORS:
             # Now, and not at the first call: a process that another thread forks while torch is
             # imported waits forever for the end of that import.
-            from jagcodec._dependencies import half
+            from jagcodec._dependencies import with_or_without_torch
 
-            half("wire.read.tensor_values", "wire.read.array_values")
+            with_or_without_torch("wire.read.tensor_values", "wire.read.array_values")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("torch", "tensordict"):

@@ -54,7 +54,7 @@ def has_torch() -> bool:
 
 
 @functools.cache
-def half(of_tensors: str, of_arrays: str) -> Any:
+def with_or_without_torch(of_tensors: str, of_arrays: str) -> Any:
     """One of two modules of this package with the same functions.
 
     If torch and tensordict are installed, it is the one that makes tensors; otherwise, arrays.

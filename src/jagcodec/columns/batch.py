@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._dependencies import check_torch, half
+from jagcodec._dependencies import check_torch, with_or_without_torch
 from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import IntArray, is_numeric
@@ -130,7 +130,7 @@ class Read:
         self.form: As = form
         self.known: dict[Any, Any] = {}  # what a message or a source keeps for this read, by it
         # The module that makes values of cells: tensors, or arrays where torch is not installed.
-        self.half: Any = None if form is As.HOST else half(*VALUES)
+        self.half: Any = None if form is As.HOST else with_or_without_torch(*VALUES)
 
     def inside(self, batch: Batch) -> Read:
         """The same read of the columns of a batch inside the batch."""

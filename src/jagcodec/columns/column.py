@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import check_array, mapping_of
-from jagcodec._dependencies import half, module_with_torch
+from jagcodec._dependencies import module_with_torch, with_or_without_torch
 from jagcodec.columns.batch import Batch, CellRows, FieldSchema, Name, OneObject
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.arrays import is_numeric, is_of_torch, object_array
@@ -490,7 +490,7 @@ def _tensors() -> Any:
 
 def _values() -> Any:
     """The module that makes what a caller gets of a column: tensors, or arrays without torch."""
-    return half("columns.tensor_columns", "columns.user_arrays")
+    return with_or_without_torch("columns.tensor_columns", "columns.user_arrays")
 
 
 # --- functions over columns --------------------------------------------------------------------

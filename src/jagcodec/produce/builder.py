@@ -13,7 +13,7 @@ import numpy as np
 
 from jagcodec._arguments import check_known, mapping_of, name_set, require_int
 from jagcodec._compiling import untraced
-from jagcodec._dependencies import half
+from jagcodec._dependencies import with_or_without_torch
 from jagcodec.columns.batch import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.arrays import tensor_type
@@ -305,7 +305,9 @@ class RowBuilder:
             WireFormatError: As from `open_wire`.
         """
         where = "RowBuilder.from_message"
-        columns_of_row = half("produce.builder_tensors", "produce.builder_arrays").columns_of_row
+        columns_of_row = with_or_without_torch(
+            "produce.builder_tensors", "produce.builder_arrays"
+        ).columns_of_row
         from jagcodec.wire.read.wire_batch import WireBatch, open_wire
 
         batch = message if isinstance(message, WireBatch) else open_wire(message)

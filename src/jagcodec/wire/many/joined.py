@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jagcodec._dependencies import half
+from jagcodec._dependencies import with_or_without_torch
 from jagcodec.columns.batch import (
     PLAIN_STORAGE,
     VALUES,
@@ -504,7 +504,7 @@ def _joined_arrays(view: RaggedView, dims: RaggedView, column: ColumnInPlace) ->
     """The (N,) objects of rows that are arrays; None if each message must be read."""
     data, table = gathered_bytes([view, dims])
     lengths, itemsize = view.row_splits.lengths, view.dtype.itemsize
-    make_row = half(*VALUES).rows_of_cells(data, view) if column.tensors else None
+    make_row = with_or_without_torch(*VALUES).rows_of_cells(data, view) if column.tensors else None
     if make_row is None:
         make_row = array_maker(array_of_cells(data, view))
     with suppress(WireFormatError):  # reading each message raises it again, with its place
@@ -562,7 +562,7 @@ def _columns_inside(column: Any, form: As) -> Any:
     if not isinstance(column, WireBatch):
         return column
     # Jagged columns of equal row lengths share their offsets in a TensorDict.
-    if form is As.VIEW and half(*VALUES).HAS_LEAVES:
+    if form is As.VIEW and with_or_without_torch(*VALUES).HAS_LEAVES:
         return column.to_tensordict()
     return {name: _columns_inside(x, form) for name, x in views_of(column, form).items()}
 

@@ -13,7 +13,7 @@ import numpy as np
 from jagcodec import kernels
 from jagcodec._arguments import check_options
 from jagcodec._compiling import untraced
-from jagcodec._dependencies import check_torch, half
+from jagcodec._dependencies import check_torch, with_or_without_torch
 from jagcodec.columns.batch import VALUES
 from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import JagcodecError, WireFormatError, brief
@@ -144,7 +144,7 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
 
 def _tensor_half() -> Any:
     """`tensor_values`, or where torch is not installed `array_values`."""
-    return half(*VALUES)
+    return with_or_without_torch(*VALUES)
 
 
 def build_children(message: Message, node: Node, budget: Budget) -> list[Any]:

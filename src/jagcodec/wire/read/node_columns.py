@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jagcodec._dependencies import half
+from jagcodec._dependencies import with_or_without_torch
 from jagcodec.columns.batch import (
     PLAIN_STORAGE,
     VALUES,
@@ -236,7 +236,7 @@ class DocumentColumn(NodeColumn):
         return read_objects(message, node, budget_of_read(how, message), chosen)
 
     def leaf(self, value: Any, how: Read) -> Any:
-        return half(*VALUES).leaf_of_objects(list(value), whole=how.chosen is None)
+        return with_or_without_torch(*VALUES).leaf_of_objects(list(value), whole=how.chosen is None)
 
     def _check(self) -> None:
         message = self.source.message
@@ -259,4 +259,4 @@ class ArraysColumn(NodeColumn):
 
     def leaf(self, value: Any, how: Read) -> Any:
         whole = how.chosen is None and self.node.fields[0] == IN_STACK
-        return half(*VALUES).leaf_of_objects(list(value), whole=whole)
+        return with_or_without_torch(*VALUES).leaf_of_objects(list(value), whole=whole)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jagcodec._arguments import check_name, known_names, unknown_name
 from jagcodec._compiling import untraced
-from jagcodec._dependencies import half
+from jagcodec._dependencies import with_or_without_torch
 from jagcodec.columns.batch import (
     VALUES,
     As,
@@ -90,7 +90,7 @@ class WireBatch(Batch):
     @property
     def batch_size(self) -> torch.Size:
         """(N, ...): N rows as chosen; a tuple where torch is not installed."""
-        size: torch.Size = half(*VALUES).Size([len(self), *self._source.sizes[1:]])
+        size: torch.Size = with_or_without_torch(*VALUES).Size([len(self), *self._source.sizes[1:]])
         return size
 
     @property
@@ -100,7 +100,9 @@ class WireBatch(Batch):
         Where torch is not installed, dtypes are names. If a column differs between the messages of
         a join, this raises ArgumentError, as a read of that column does.
         """
-        half(*VALUES)  # imports torch if it is installed, so that dtypes are torch's
+        with_or_without_torch(
+            *VALUES
+        )  # imports torch if it is installed, so that dtypes are torch's
         rows = len(self)
         return MappingProxyType(
             {name: column.field(rows) for name, column in self._columns.items()}
