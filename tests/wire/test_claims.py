@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jagcodec import WireFormatError, encode, encode_rows
 from jagcodec.wire import claims
 from jagcodec.wire import header as header_module
-from jagcodec.wire.claims import EXACT, HeaderNumbers, sound_at_sight
+from jagcodec.wire.claims import EXACT, sound_at_sight
 from jagcodec.wire.header import read_header, split_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
 from jagcodec.wire.many.stacked import _open_stack
@@ -49,10 +49,10 @@ def at_sight(frame, limits):
         groups, sizes, stored, checksums = header_module._after_nodes(schema, numbers)
     except WireFormatError:  # counts that do not fit
         return False
-    header_numbers = HeaderNumbers(schema, numbers, groups, sizes, stored, size)
-    sound, claimed, expanded, objects = sound_at_sight(header_numbers, limits)
+    sound, claimed, expanded, objects = sound_at_sight(schema, numbers, groups, sizes, size, limits)
     if not sound or checksums or stored is not sizes or schema.plan.others:
         return False
+    header_numbers = claims._HeaderNumbers(schema, numbers, groups, sizes, sizes, size)
     by_rule = claims._check_one_by_one(header_numbers, limits, None, in_row=False)
     assert by_rule == (size + sum(sizes), objects)
     places = claims.Claims(sizes)

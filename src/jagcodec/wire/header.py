@@ -22,7 +22,7 @@ from msgpack import ExtType, UnpackException, unpackb
 from jagcodec.errors import UnsupportedTypeError, WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import fail
-from jagcodec.wire.claims import HeaderNumbers, check_claims
+from jagcodec.wire.claims import check_claims
 from jagcodec.wire.documents import not_msgpack
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
 from jagcodec.wire.schema import GROUP_NUMBERS, Group, Schema, keep, read_schema
@@ -268,8 +268,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     if checksums:
         covered = number_bytes[: -8 * len(checksums)]
         check_crc(header_checksum(schema.data, covered, value_bytes), checksums[0], "header")
-    header_numbers = HeaderNumbers(schema, numbers, groups, sizes, stored, size)
-    total, objects = check_claims(header_numbers, limits, in_row=in_row)
+    total, objects = check_claims(schema, numbers, groups, sizes, stored, size, limits, in_row)
     values: list[Any] = []
     if value_bytes != NO_VALUES or schema.value_count:
         values = _read_values(schema, value_bytes)

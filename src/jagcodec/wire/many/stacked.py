@@ -18,7 +18,7 @@ import numpy.typing as npt
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.wire import documents
-from jagcodec.wire.claims import HeaderNumbers, plan_of, sound_at_sight
+from jagcodec.wire.claims import plan_of, sound_at_sight
 from jagcodec.wire.frames import frame_arrays, frames_of_blob, header_of_blob, is_blob
 from jagcodec.wire.header import NO_VALUES, header_end, split_any_header
 from jagcodec.wire.limits import Limits
@@ -201,9 +201,12 @@ def _sound(
         columns[i : i + GROUP_NUMBERS] for i in range(schema.first_group, first, GROUP_NUMBERS)
     ]
     with np.errstate(over="ignore", invalid="ignore"):
-        each_sizes = columns[first:]
         are_sound, *_ = sound_at_sight(
-            HeaderNumbers(schema, columns, ragged, each_sizes, each_sizes, header),
+            schema,
+            columns,
+            ragged,
+            columns[first:],
+            header,
             limits,
             table=partial(_Table, count),
             largest=np.maximum.reduce,
