@@ -162,7 +162,7 @@ def restore(name: str, state: Any) -> Any:
 
 
 def _find(name: str) -> NamedType | None:
-    """The type of this name; None if there is none. As `registered_name`, it may register it."""
+    """The type of this name, or None. As `registered_name`, this may register the type."""
     if name in _by_name:
         return _by_name[name]
     if name in _NAMES_OF_TENSORS:
