@@ -162,7 +162,7 @@ CALLS: dict[str, Options] = {
     },
     "PackPlan.mask": {"self": packed, "cp_rank": None},
     "PackPlan.pack": {
-        **{"self": packed, "source": {"ids": nested([[5, 6], [7, 8, 9]])}, "pad": 0, "shift": 0},
+        **{"self": packed, "source": {"ids": nested([[5, 6], [7, 8, 9]])}, "pad": ..., "shift": 0},
         **{"pad_value_dict": None, "labels_of": None, "token_aligned_fields": ()},
         **{"align_end": (), "keep_jagged": (), "cp_rank": None, "out": None},
     },

@@ -60,10 +60,8 @@ with private_names("torch", tested="2.15.0"):
         *("_values", "_offsets", "_lengths", "_ragged_idx", "_metadata_cache"),
         *("_size", "_strides"),
     )
-    check_attributes(
-        torch._C.TensorBase,
-        *("_coalesced_", "_indices", "_is_zerotensor", "_nested_tensor_size", "_values"),
-    )
+    for _name in ("_coalesced_", "_indices", "_is_zerotensor", "_nested_tensor_size", "_values"):
+        getattr(torch.Tensor, _name)  # a method may be of any class above: not `check_attributes`
     _mark_dynamic: Callable[..., None] = torch._dynamo.mark_dynamic
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
