@@ -57,8 +57,10 @@ def test_extensions_that_were_not_built_are_named_with_the_remedy(monkeypatch):
     assert lines["!"].startswith("the C extensions are not in use")
     assert "JAGCODEC_REQUIRE_COMPILED=1" in lines["!"]
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")
-    problem = lines_without("jagcodec.kernels._kernel")["!"]
-    assert re.search(r"ROWCOPY: expected .* found 'compiled', .* install a C compiler", problem)
+    for extension in ("_kernel", "_cells"):
+        problem = lines_without(f"jagcodec.kernels.{extension}")["!"]
+        expected = rf"ROWCOPY: expected .* found 'compiled', .*{extension}.* install a C compiler"
+        assert re.search(expected, problem)
 
 
 def test_extensions_for_another_machine_are_named_with_the_remedy(tmp_path, monkeypatch):

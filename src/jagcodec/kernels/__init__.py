@@ -3,8 +3,9 @@
 Callers make a task for each column (`Copy`, `Pad`), and `copy_all` or `pad_all` runs all of them.
 The loop over numbers is `fill`, `narrow_list` and `is_native`, at the end.
 
-Each loop is written in C and in Python. The environment variable ``JAGCODEC_ROWCOPY`` chooses one:
-``compiled`` or ``numpy``. Without it, the C is used if it was built.
+Each loop is written in C and in Python. The environment variable ``JAGCODEC_ROWCOPY`` chooses for
+both: ``compiled``, which raises an error if one was not built, or ``numpy``. Without the variable,
+each loop runs in C if it was built.
 
 A *row* is a run of cells, and a *cell* is everything under one index of dim 0. The loop over rows
 moves bytes in CPU memory and knows no dtype:
@@ -69,23 +70,25 @@ def backend() -> Backend:
     return _backend
 
 
-def _backend_named(name: str) -> tuple[Any, Backend]:
-    """The backend of this name; without a name, the compiled one if it was built."""
-    expected = "expected 'compiled' or 'numpy', found "
-    if name not in ("", "compiled", "numpy"):
-        raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", f"{expected}{name!r}")
-    missing = None
+_CHOSEN = os.environ.get("JAGCODEC_ROWCOPY", "")
+_EXPECTED = "expected 'compiled' or 'numpy', found "
+if _CHOSEN not in ("", "compiled", "numpy"):
+    raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", f"{_EXPECTED}{_CHOSEN!r}")
+
+
+def _compiled(extension: str) -> tuple[Any, str | None]:
+    """The module of a compiled loop, and None; or None, and why it cannot be imported.
+
+    Raises ArgumentError instead if `JAGCODEC_ROWCOPY` asks for the compiled loops.
+    """
     try:
-        kernel = importlib.import_module("jagcodec.kernels._kernel")
+        return importlib.import_module(f"jagcodec.kernels.{extension}"), None
     except ImportError as error:  # "no module" if it was not built
-        missing = str(error)
-        if name == "compiled":
-            detail = f"{expected}'compiled', which cannot be imported ({missing}); install a C "
+        if _CHOSEN == "compiled":
+            detail = f"{_EXPECTED}'compiled', which cannot be imported ({error}); install a C "
             detail += "compiler and install jagcodec again from source, or choose 'numpy'"
             raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", detail) from error
-    if missing or name == "numpy":
-        return numpy_kernel, Backend("numpy", missing)
-    return kernel, Backend("compiled", None)
+        return None, str(error)
 
 
 def thread_count() -> int:
@@ -105,7 +108,12 @@ def _usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-_active, _backend = _backend_named(os.environ.get("JAGCODEC_ROWCOPY", ""))
+# --- rows ------------------------------------------------------------------------------------
+
+_active, _missing = _compiled("_kernel")
+_backend = Backend("compiled", None)
+if _active is None or _CHOSEN == "numpy":
+    _active, _backend = numpy_kernel, Backend("numpy", _missing)
 
 
 def copy_all(tasks: Sequence[Copy]) -> None:
@@ -132,13 +140,10 @@ def ends(
 
 # --- numbers ---------------------------------------------------------------------------------
 
-_cells: Any = python_cells
-_missing_cells: str | None = "JAGCODEC_ROWCOPY=numpy"
-if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
-    try:
-        _cells, _missing_cells = importlib.import_module("jagcodec.kernels._cells"), None
-    except ImportError as _error:
-        _missing_cells = str(_error)
+_cells, _missing_cells = (
+    (None, "JAGCODEC_ROWCOPY=numpy") if _CHOSEN == "numpy" else _compiled("_cells")
+)
+_cells = _cells or python_cells
 
 fill: Callable[..., Any] = _cells.fill
 is_native: Callable[[Sequence[Any], int, int, int, int], bool] = _cells.is_native
