@@ -17,10 +17,10 @@ from uuid import UUID
 from jagcodec._compiling import untraced
 from jagcodec.wire.registry import (
     NamedType,
+    accept_loaded_subclasses,
     maker_of_fields,
     maker_of_one,
     register_types,
-    use_loaded,
 )
 
 
@@ -54,7 +54,7 @@ def register_stdlib_types() -> None:
     `Flag`. Subclasses of the other types are rejected. You may call this again.
     """
     register_types(_TYPES)
-    use_loaded(enum.Enum, tuple)
+    accept_loaded_subclasses(enum.Enum, tuple)
 
 
 _FACTORIES = {cls.__name__: cls for cls in (list, dict, set, tuple, str, bytes, int, float, bool)}

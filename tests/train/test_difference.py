@@ -231,7 +231,7 @@ def test_no_column_is_compared_with_all_frames(read, monkeypatch):
     def counting(*args, **kwargs):
         header = original(*args, **kwargs)
         sizes = Sizes(header.sizes)
-        return header._replace(sizes=sizes, stored=sizes)
+        return header._replace(sizes=sizes, sent_sizes=sizes)
 
     monkeypatch.setattr(opening, "read_header", counting)
     columns = {f"c{i}": tensor(offset=8 * i) for i in range(200)}

@@ -46,11 +46,11 @@ def at_sight(frame, limits):
     try:
         size, schema, packed, _ = split_header(frame, limits)
         numbers = np.frombuffer(packed, np.int64).tolist()
-        groups, sizes, stored, checksums = header_module._after_nodes(schema, numbers)
+        groups, sizes, sent_sizes, checksums = header_module._after_nodes(schema, numbers)
     except WireFormatError:  # counts that do not fit
         return False
     sound, claimed, expanded, objects = sound_at_sight(schema, numbers, groups, sizes, size, limits)
-    if not sound or checksums or stored is not sizes or schema.plan.others:
+    if not sound or checksums or sent_sizes is not sizes or schema.plan.others:
         return False
     header_numbers = claims._HeaderNumbers(schema, numbers, groups, sizes, sizes, size)
     by_rule = claims._check_one_by_one(header_numbers, limits, None, in_row=False)

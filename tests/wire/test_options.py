@@ -524,11 +524,11 @@ def test_a_range_takes_compressed_frames_whole_and_others_by_range(decompressed)
     row = opened.rows([200])["noise"]  # as it is, but for the offsets
     assert_same(row.values(), value["noise"][200])
     read = read_header(frames[0])
-    offsets = read.stored[read.groups[0].buffer]
+    offsets = read.sent_sizes[read.groups[0].buffer]
     assert store.fetched == offsets + 8 * len(value["noise"][200])
     store.asked.clear()
     assert_same(opened.rows([3])["ids"].values(), value["ids"][3])
-    assert store.fetched in read.stored
+    assert store.fetched in read.sent_sizes
     # Frames that were fetched are known.
     store.asked.clear()
     for i in range(10):
@@ -561,7 +561,7 @@ def test_frames_in_memory_are_decompressed_only_if_asked_for(decompressed):
     assert_same(opened.to_tensordict(), expected)
     assert message(opened.to_frames()) == message(frames)
     read = read_header(frames[0])
-    less = [size for sent, size in zip(read.stored, read.sizes, strict=True) if sent < size]
+    less = [size for sent, size in zip(read.sent_sizes, read.sizes, strict=True) if sent < size]
     assert sorted(call.args[1] for call in decompressed.mock_calls) == sorted(less)
 
 

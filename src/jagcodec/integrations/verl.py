@@ -20,7 +20,7 @@ from jagcodec._compiling import untraced
 from jagcodec.integrations import Reducer, needed
 from jagcodec.integrations import ray as through_ray
 from jagcodec.integrations._trim import padded_batch, trimmed_batch
-from jagcodec.wire.registry import register_type, use_loaded
+from jagcodec.wire.registry import accept_loaded_subclasses, register_type
 
 with needed(__name__, "verl, installed as docs/verl.md shows"):
     from verl.protocol import DataProto
@@ -71,7 +71,8 @@ def _dataproto(state: Any) -> DataProto:
     return data
 
 
-use_loaded(enum.Enum)  # for DatasetPadMode: importing it here would import much more of verl
+# For DatasetPadMode: importing it here would import much more of verl.
+accept_loaded_subclasses(enum.Enum)
 register_type(DataProto, "verl.DataProto", to_state=_state_of_proto, from_state=_dataproto)
 
 

@@ -140,9 +140,10 @@ def ends(
 
 # --- numbers ---------------------------------------------------------------------------------
 
-_cells, _missing_cells = (
-    (None, "JAGCODEC_ROWCOPY=numpy") if _CHOSEN == "numpy" else _compiled("_cells")
-)
+_cells: Any = None
+_missing_cells: str | None = "JAGCODEC_ROWCOPY=numpy"
+if _CHOSEN != "numpy":
+    _cells, _missing_cells = _compiled("_cells")
 _cells = _cells or python_cells
 
 fill: Callable[..., Any] = _cells.fill

@@ -112,19 +112,23 @@ def plain_array(tensor: Any) -> npt.NDArray[Any] | None:
         return None
     try:
         array: npt.NDArray[Any] = tensor.numpy()
-    except (RuntimeError, TypeError, ValueError):  # on a device; dims 0 and 2**62
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # on a device; followed by autograd; dims 0 and 2**62
         return None
     # If the tensor's memory was freed, numpy allocates new memory with arbitrary contents.
     return None if array.flags.owndata and array.size else array
 
 
-def array_in_storage(tensor: Any) -> npt.NDArray[Any] | None:
+def array_in_storage(tensor: Any, *, or_empty: bool = False) -> npt.NDArray[Any] | None:
     """`plain_array` of a tensor whose cells are in order, and all in its storage.
 
-    None for any other tensor, and for one without cells.
+    None for any other tensor and, without `or_empty`, for one without cells.
     """
     array = plain_array(tensor)
-    if array is None or not array.nbytes or not array.flags.c_contiguous:
+    if array is None or not (array.nbytes or or_empty) or not array.flags.c_contiguous:
         return None
     end = array.nbytes + tensor.storage_offset() * array.itemsize
     return array if end <= tensor.untyped_storage().nbytes() else None

@@ -24,14 +24,14 @@ from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.checks import inside
 from jagcodec.wire.claims import Claims, check_node
 from jagcodec.wire.compare import WHOLE, BatchColumns, Difference, each_difference
-from jagcodec.wire.frames import buffer_bytes, frame_starts, is_blob
+from jagcodec.wire.frames import buffer_bytes, frame_bounds, is_blob
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
 from jagcodec.wire.read.batch_node import batch_in
 from jagcodec.wire.read.decoder import build, message_meta
 from jagcodec.wire.read.message import Message, Reading
 from jagcodec.wire.read.opening import open_message
 from jagcodec.wire.read.wire_batch import WireBatch, batch_of_message, open_whole
-from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
+from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, size_at_code
 from jagcodec.wire.spec import NO_INDEX, Kind, is_narrow_code
 from jagcodec.wire.stored.elided_rows import runs_at
 
@@ -60,7 +60,7 @@ def open_source(source: Any, path: str) -> OpenMessage:
     message = open_message(source, path, Reading(by_range=True))
     header, size = message.header, message.header.total
     if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
-        size = frame_starts(size - sum(header.stored), header.stored)[-1]
+        size = frame_bounds(size - sum(header.sent_sizes), header.sent_sizes)[-1]
     root = header.schema.root
     batch, others = batch_in(root) or (None, [])
     entries = _values_of(root) if batch is None else [*_entries_of(batch, ())]
@@ -155,7 +155,7 @@ def describe_message(found: OpenMessage) -> MessageDescription:
             rows = len(batch_of_message(message))
     elif root.kind is Kind.USER:
         value = f"user type {root.fields[0]}"
-    plain = header.total - sum(header.stored) + sum(header.sizes)
+    plain = header.total - sum(header.sent_sizes) + sum(header.sizes)
     return MessageDescription(
         value=value,
         rows=rows,
@@ -257,13 +257,13 @@ class _ColumnWalk(Claims):
         self._stored.add("indirect")
         for run in runs_at(self._message, leaf):
             elements = run.cells * leaf.elements_per_cell
-            size = stored_size(leaf.place.dtype_name, run.storage_code, elements)
+            size = size_at_code(leaf.place.dtype_name, run.storage_code, elements)
             yield run.storage_code, size
             self.claim(run.buffer, run.offset, size)
             if run.index_buffer != NO_INDEX:
                 groups = self._message.header.groups
                 rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
-                index = stored_size("int64", run.index_storage_code, rows)
+                index = size_at_code("int64", run.index_storage_code, rows)
                 self.claim(run.index_buffer, run.index_offset, index)
 
 

@@ -25,14 +25,14 @@ from jagcodec.wire.schema import (
     OFFSET,
     ROW_KINDS,
     SIZE,
-    STORED,
+    STORAGE_CODE,
     Group,
     Node,
     Schema,
     child_step,
     numpy_itemsize,
     runs_of,
-    stored_size,
+    size_at_code,
 )
 from jagcodec.wire.spec import (
     ARRAY_COST,
@@ -50,27 +50,27 @@ def check_claims(
     numbers: Sequence[int],
     groups: Sequence[Group],
     sizes: Sequence[int],
-    stored: Sequence[int],
+    sent_sizes: Sequence[int],
     header: int,
     limits: Limits,
     in_row: bool,
 ) -> tuple[int, int]:
     """Check the numbers of a header of `header` bytes; the caller has refused negative ones.
 
-    `sizes` are the bytes of each frame, and `stored` the bytes that are sent: `sizes` itself if no
-    frame is compressed. Returns the bytes of the message as it is sent, and the number of objects
-    that it asks for.
+    `sizes` are the bytes of each frame, and `sent_sizes` the bytes that are sent: `sizes` itself if
+    no frame is compressed. Returns the bytes of the message as it is sent, and the number of
+    objects that it asks for.
     """
     # Nearly all messages end here. One tuple of these numbers would take a tenth of the time.
     counts = None
-    if stored is sizes:
+    if sent_sizes is sizes:
         sound, claimed, expanded, objects = sound_at_sight(
             schema, numbers, groups, sizes, header, limits
         )
         if sound and not schema.plan.others:  # `sound_at_sight` made the plan
             return header + sum(sizes), objects
         counts = _Counts(claimed, expanded, objects) if sound else None
-    header_numbers = _HeaderNumbers(schema, numbers, groups, sizes, stored, header)
+    header_numbers = _HeaderNumbers(schema, numbers, groups, sizes, sent_sizes, header)
     return _check_one_by_one(header_numbers, limits, counts, in_row=in_row)
 
 
@@ -89,7 +89,7 @@ class Plan:
         "places",
         "scalars",
         "shapes",
-        "stored",
+        "storage_codes",
     )
 
     def __init__(self, schema: Schema) -> None:
@@ -102,22 +102,22 @@ class Plan:
         self.arrays: list[tuple[int, int]] = []  # the ragged group, and the rows of dims
         self.batches: list[int] = []  # the rows of a batch
         self.others: list[Node] = []  # nodes that only the rule can check
-        stored: list[int] = []  # the storage code
-        groups: list[int] = []  # the ragged group
+        storage_codes: list[int] = []
+        groups: list[int] = []  # the ragged groups
         for node in schema.nodes:
             kind, number, dims = node.kind, node.number, tuple(range(node.dims, node.end))
             if kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA) and len(dims) < 2:
                 self.batches += dims
             elif kind in _IN_BUFFERS:
                 self._add_place(node, dims)
-                stored += [number + STORED] if kind in ROW_KINDS else []
+                storage_codes += [number + STORAGE_CODE] if kind in ROW_KINDS else []
                 groups += [number + GROUP] if kind in ROW_KINDS and kind is not Kind.TENSOR else []
             elif kind is Kind.ARRAY_ROWS:
                 cells, table = node.children
                 self.arrays.append((cells.number + GROUP, table.dims))
             else:
                 self.others.append(node)
-        self.stored: _Picks | None = _picks(stored)
+        self.storage_codes: _Picks | None = _picks(storage_codes)
         self.groups: _Picks | None = _picks(groups)
 
     def _add_place(self, node: Node, dims: tuple[int, ...]) -> None:
@@ -177,17 +177,22 @@ def sound_at_sight(
 
     It leaves out `Plan.others`. Returns whether the numbers are sound, the bytes of the payload
     that they claim, the bytes of memory that documents and offsets need, and the number of objects.
+    (They are a bare tuple, because a named one takes longer to make, and each message needs one.)
+    For one message, `sound` is a bool, and the check ends early if the cells are not stored plain.
+    For many, `sound` is an array, and all steps run.
     """
     plan = schema.plan or plan_of(schema)  # most messages have a plan: no call
-    # No number is negative, so a sum of 0 means that all are 0.
-    sound = plan.stored is None or sum(plan.stored(numbers)) == PLAIN
-    if sound is False:  # only a bool can be `False`: one message, most often with narrow cells
+    # Storage codes: no number is negative, so a sum of 0 means that all are 0.
+    sound = plan.storage_codes is None or sum(plan.storage_codes(numbers)) == PLAIN
+    if sound is False:  # one message, most often with narrow cells; an array is never `False`
         return _UNSOUND
+    # The payload.
     payload = sum(sizes)
     sound &= (payload <= EXACT) & (header + payload <= limits.bytes)
     room = table([*sizes, 0 * payload])  # a missing buffer counts as an empty one
     claimed = expanded = 0
     try:
+        # The ragged groups and their offsets.
         for buffer, offset, rows, low, high in groups:
             has_offsets = rows > 1
             size = has_offsets * (8 * rows + 8)
@@ -195,6 +200,7 @@ def sound_at_sight(
             sound &= offset + size <= room[buffer]
             expanded += size
         claimed += expanded
+        # The places of cells.
         for buffer, offset, dim, others, size in plan.places:
             size = size * numbers[dim]
             for other in others:
@@ -204,7 +210,8 @@ def sound_at_sight(
         for buffer, offset, size in plan.scalars:
             sound &= numbers[offset] + size <= room[numbers[buffer]]
             claimed += size
-        objects = schema.size + len(groups) + len(sizes)
+        # The objects, and rows of documents and arrays.
+        objects = schema.node_count + len(groups) + len(sizes)
         if plan.documents or plan.arrays:
             rows_of = table([*[rows for _, _, rows, _, _ in groups], 0 * payload])
             fit, rows, size = _count_rows(plan, numbers, rows_of)
@@ -213,6 +220,7 @@ def sound_at_sight(
             expanded += size
     except IndexError:  # no such buffer, or no such group
         return _UNSOUND
+    # The indices of groups, the sizes of batches, the shapes, and the limits.
     if plan.groups is not None:
         sound &= largest(plan.groups(numbers)) < len(groups)
     for i in plan.batches:
@@ -260,7 +268,7 @@ class _HeaderNumbers(NamedTuple):
     numbers: Sequence[int]  # those of the schema's nodes first
     groups: Sequence[Group]
     sizes: Sequence[int]  # bytes of each frame, before it was compressed
-    stored: Sequence[int]  # bytes of each frame as sent; `sizes` itself if none is compressed
+    sent_sizes: Sequence[int]  # bytes of each frame as sent; `sizes` itself if none is compressed
     header: int  # bytes of the header
 
 
@@ -276,7 +284,7 @@ def _check_one_by_one(
     header_numbers: _HeaderNumbers, limits: Limits, counts: _Counts | None, *, in_row: bool
 ) -> tuple[int, int]:
     """As `check_claims`, number by number; with `counts`, only the nodes of `Plan.others`."""
-    schema, numbers, groups, sizes, stored, header = header_numbers
+    schema, numbers, groups, sizes, sent_sizes, header = header_numbers
     payload = sum(sizes)
     expect(payload < MAX_BYTES, "bad_header", "sizes below 2**56 in all", sizes, "header")
     total = header + payload
@@ -284,9 +292,9 @@ def _check_one_by_one(
         raise exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")
     if schema.depth > limits.depth:
         raise exceeded("depth", limits.depth, schema.depth, "levels", "header")
-    if stored is not sizes:
-        _check_stored(stored, sizes, in_row=in_row)
-        total = header + sum(stored)
+    if sent_sizes is not sizes:
+        _check_sent_sizes(sent_sizes, sizes, in_row=in_row)
+        total = header + sum(sent_sizes)
     claims = Claims(sizes, in_row=in_row)
     if counts is not None:
         nodes = plan_of(schema).others
@@ -294,7 +302,7 @@ def _check_one_by_one(
         claims.expanded, claims.objects = counts.expanded, counts.objects
     else:
         nodes = schema.nodes
-        claims.objects = schema.size + len(groups) + len(sizes)
+        claims.objects = schema.node_count + len(groups) + len(sizes)
         check_groups(groups, claims)
     for node in nodes:
         try:
@@ -302,7 +310,7 @@ def _check_one_by_one(
         except WireFormatError as error:
             raise _with_path(error, schema.root, node) or error from error
     beyond = claims.expanded - EXPANSION * total
-    if stored is not sizes:
+    if sent_sizes is not sizes:
         beyond += payload
         _check_rectangles(header_numbers, total, limits)
     if beyond > limits.expanded:
@@ -313,10 +321,10 @@ def _check_one_by_one(
     return total, claims.objects
 
 
-def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:
+def _check_sent_sizes(sent_sizes: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:
     if in_row:
         raise fail("bad_record", "expected no compressed frames in a row, found some")
-    for i, (sent, size) in enumerate(zip(stored, sizes, strict=True)):
+    for i, (sent, size) in enumerate(zip(sent_sizes, sizes, strict=True)):
         expect(sent <= size, "bad_header", f"at most {size} bytes", sent, f"frame {i + 1}")
 
 
@@ -391,7 +399,7 @@ def _claim_table(
     The places in the table are checked when the column is read: `_check_place` in
     `wire/stored/elided_rows.py`.
     """
-    kind, runs = node.kind, runs_of(node.kind, node_numbers[STORED])
+    kind, runs = node.kind, runs_of(node.kind, node_numbers[STORAGE_CODE])
     # Indirect columns in rows would multiply their repeats at each level of rows.
     expect(not claims.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
     rows = shape[0] if kind is Kind.TENSOR and shape else 0
@@ -436,12 +444,12 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
         )
     if kind in DOCUMENT_ROWS:
         claims.objects += groups[node_numbers[GROUP]].rows
-    if kind in ROW_KINDS and filled and runs_of(kind, node_numbers[STORED]):
+    if kind in ROW_KINDS and filled and runs_of(kind, node_numbers[STORAGE_CODE]):
         _claim_table(node, node_numbers, shape, groups, claims)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
-        size = stored_size(node.fields[0], node_numbers[STORED], elements)
+        size = size_at_code(node.fields[0], node_numbers[STORAGE_CODE], elements)
         claims.claim(node_numbers[BUFFER], node_numbers[OFFSET], size)
-        claims.expanded += 0 if node_numbers[STORED] == PLAIN else elements * node.itemsize
+        claims.expanded += 0 if node_numbers[STORAGE_CODE] == PLAIN else elements * node.itemsize
     elif kind is Kind.ARRAY:
         size = elements * _element_bytes(node)
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
@@ -450,8 +458,9 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
         buffer, offset, size = node_numbers
         claims.claim(buffer, offset, size)
     elif kind in DOCUMENT_ROWS:
-        is_plain = node_numbers[STORED] & ~spec.BLOBS == PLAIN or not node_numbers[SIZE]
-        expect(is_plain, "bad_record", "documents or messages as they are", node_numbers[STORED])
+        code = node_numbers[STORAGE_CODE]
+        is_plain = code & ~spec.BLOBS == PLAIN or not node_numbers[SIZE]
+        expect(is_plain, "bad_record", "documents or messages as they are", code)
         claims.claim_rows(node_numbers[BUFFER], node_numbers[OFFSET], node_numbers[SIZE])
     elif kind in INTEGER_ROWS:
         _count_integer_rows(node, numbers, groups, claims)
@@ -479,8 +488,8 @@ def _count_integer_rows(
         claims.objects += rows
         claims.expanded += EXPANSION * ARRAY_COST * rows
         return
-    stored = numbers[child.number + STORED]
-    expect(stored == PLAIN, "bad_record", "integers as wide as their dtype", stored)
+    storage_code = numbers[child.number + STORAGE_CODE]
+    expect(storage_code == PLAIN, "bad_record", "integers as wide as their dtype", storage_code)
     wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
     expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
     claims.objects += rows

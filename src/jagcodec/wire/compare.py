@@ -1,4 +1,9 @@
-"""Finds where two values first differ, bit for bit, and which `meta` joins keep."""
+"""Finds where two values first differ, bit for bit, and which `meta` joins keep.
+
+`first_difference` calls `compare`, which finds the function for the type of two values in the
+table `_COMPARE`. For batches and dicts that is `compare_batches`, the first of `each_difference`,
+which goes on to their columns, and calls `compare` for each that is not a batch or a dict itself.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +144,10 @@ def _compare_arrays(a: Any, b: Any, at: Difference) -> Difference | None:
 
 
 def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
-    """The first difference. For two batches or dicts: that of their names, and of each column."""
+    """Yields the first difference of two values; of batches or dicts, one for each column.
+
+    If the names of columns differ, the first that it yields says so.
+    """
     holder = column_of(a)
     leaves = holder.leaves()
     if type(a) is not type(b) or not (isinstance(holder, DictBatch) or leaves is not None):
@@ -156,9 +164,11 @@ def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
     # Use items: iterating over a TensorDict gives its rows.
     left, right = dict(a.items()), dict(b.items())
     if not same_values([*left], [*right]):
-        alone = [key for key in left if key not in right], [key for key in right if key not in left]
-        if any(alone):
-            first, second = f"{_names(alone[0])} in the first", f"{_names(alone[1])} in the second"
+        only_left = [key for key in left if key not in right]
+        only_right = [key for key in right if key not in left]
+        if only_left or only_right:
+            first = f"{_names(only_left)} in the first"
+            second = f"{_names(only_right)} in the second"
             yield replace(at, what="columns only", left=first, right=second)
         else:
             yield replace(at, what="order of columns", left=_names(left), right=_names(right))

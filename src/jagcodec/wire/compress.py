@@ -19,7 +19,7 @@ from jagcodec.kernels import thread_count
 from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import PendingMessage, blob_size, written_buffers
-from jagcodec.wire.header import Header, with_stored_sizes
+from jagcodec.wire.header import Header, with_sent_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
 K = TypeVar("K")
@@ -78,7 +78,7 @@ def compressed(
             sent[i] = np.frombuffer(small, dtype=np.uint8)
     sources = message.sources()
     plain = PendingMessage(message.header, [*frames], sources)
-    header = with_stored_sizes(message.header, [len(frame) for frame in sent])
+    header = with_sent_sizes(message.header, [len(frame) for frame in sent])
     smaller = PendingMessage(header, [*sent], [*sources, *frames])
     accepted = is_accepted(header, message.repeated_bytes)
     return smaller if _pays(smaller, plain, accepted) else plain
@@ -109,9 +109,9 @@ def decompressed_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool
     """The buffers of a message, decompressed into new memory: if `lazily`, at first use."""
     zstandard()
     replaced: dict[int, Any] = {
-        i: Compressed(buffers[i], stored, size, i)
-        for i, (stored, size) in enumerate(zip(header.stored, header.sizes, strict=True))
-        if stored < size
+        i: Compressed(buffers[i], sent_size, size, i)
+        for i, (sent_size, size) in enumerate(zip(header.sent_sizes, header.sizes, strict=True))
+        if sent_size < size
     }
     if not lazily:
         wholes = _in_threads(Compressed.whole, {one: one.size for one in replaced.values()})
@@ -124,11 +124,11 @@ def decompressed_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool
 class Compressed:
     """Read-only ranges of a compressed frame, which is decompressed whole at its first use."""
 
-    __slots__ = ("_data", "_index", "_known", "_stored", "size")
+    __slots__ = ("_data", "_index", "_known", "_sent_size", "size")
 
-    def __init__(self, data: Any, stored: int, size: int, index: int) -> None:
-        self._data = data  # `stored` bytes, or a function of an offset and a size
-        self._stored = stored
+    def __init__(self, data: Any, sent_size: int, size: int, index: int) -> None:
+        self._data = data  # `sent_size` bytes, or a function of an offset and a size
+        self._sent_size = sent_size
         self.size: int = size  # before it was compressed
         self._index = index
         self._known: ByteArray | None = None
@@ -140,7 +140,7 @@ class Compressed:
         """The bytes of the whole frame."""
         if self._known is None:
             # Use no lock: a fork would copy a held one. If two threads come here, both decompress.
-            data = self._data(0, self._stored) if callable(self._data) else self._data
+            data = self._data(0, self._sent_size) if callable(self._data) else self._data
             # A copy: what was checked must not change with the message's memory.
             self._known = _decompressed(data.tobytes(), self.size, f"frame {self._index + 1}")
         return self._known
@@ -153,21 +153,21 @@ def prepare(buffers: Iterable[Any]) -> None:
         _in_threads(Compressed.whole, sizes)
 
 
-def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
+def _decompressed(sent: bytes, size: int, path: str) -> ByteArray:
     """A frame of `size` bytes in new memory, read-only."""
     zstd = zstandard()
     try:
-        head = zstd.get_frame_parameters(stored)
-        if stored[:4] != zstd.FRAME_HEADER or head.content_size != size:
-            start = f"{stored[:4]!r} and a size of {head.content_size}"
+        head = zstd.get_frame_parameters(sent)
+        if sent[:4] != zstd.FRAME_HEADER or head.content_size != size:
+            start = f"{sent[:4]!r} and a size of {head.content_size}"
             detail = f"expected a zstd frame of {size} bytes, found {start}"
             raise fail("bad_value", detail, path=path)
         expect(not head.dict_id, "bad_value", "zstd without a dictionary", head.dict_id, path)
-        near = bool(stored[4] & _SINGLE_SEGMENT) or head.window_size <= MAX_WINDOW
+        near = bool(sent[4] & _SINGLE_SEGMENT) or head.window_size <= MAX_WINDOW
         expect(near, "bad_value", f"a window of at most {MAX_WINDOW}", head.window_size, path)
         # The decompressor needs no more memory than the content and a window.
         library = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW)
-        return np.frombuffer(library.decompress(stored, allow_extra_data=False), dtype=np.uint8)
+        return np.frombuffer(library.decompress(sent, allow_extra_data=False), dtype=np.uint8)
     except zstd.ZstdError as error:
         if "Allocation error" in str(error):  # the message itself may be sound
             raise MemoryError(f"{size} bytes of {path}: {error}") from error

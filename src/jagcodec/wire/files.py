@@ -15,7 +15,7 @@ import numpy as np
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
 from jagcodec.memory import ALIGNMENT
 from jagcodec.wire.checks import fail
-from jagcodec.wire.frames import PREAMBLE, blob_pieces, frame_starts, read_preamble
+from jagcodec.wire.frames import PREAMBLE, blob_pieces, frame_bounds, read_preamble
 from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import Limits, exceeded
 
@@ -154,7 +154,7 @@ def check_end(start: bytes, size: int, limits: Limits) -> None:
     data = start[PREAMBLE.size : PREAMBLE.size + header]
     if len(data) < header:
         return  # The file is cut short, which is found when the message is opened.
-    end = frame_starts(header, read_header(data, limits).stored)[-1]
+    end = frame_bounds(header, read_header(data, limits).sent_sizes)[-1]
     if size > end:
         detail = (
             f"expected a file of one message, {end} bytes, found {size}; write each message to its "

@@ -57,7 +57,7 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
     # The items of a list may come from a peer: if one is not a buffer, the message is bad. If any
     # other object is not a buffer, the caller is wrong.
     if type(frames) is not list and (
-        not isinstance(frames, Sequence) or isinstance(frames, _ONE_BUFFER)
+        not isinstance(frames, Sequence) or isinstance(frames, _NOT_FRAMES)
     ):
         try:
             return [buffer_bytes(frames, path)]
@@ -76,8 +76,8 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
     ]
 
 
-_ONE_BUFFER = (bytes, bytearray, memoryview, str, array.array)
-"""Sequences that are one buffer, or not a message at all; others hold frames."""
+_NOT_FRAMES = (bytes, bytearray, memoryview, str, array.array)
+"""Sequences that do not hold frames: they are one buffer, or, as text, not a message at all."""
 
 BYTE = np.dtype(np.uint8)
 NO_BYTES: ByteArray = np.empty(0, dtype=np.uint8)
@@ -129,8 +129,8 @@ def begins_message(data: Any) -> bool:
     return start[1:] == _FIRST_KEY or start[: len(BLOB_MAGIC)] == BLOB_MAGIC
 
 
-def frame_starts(header_size: int, sizes: Sequence[int]) -> list[int]:
-    """The start of each payload frame in a blob, and the end of the blob."""
+def frame_bounds(header_size: int, sizes: Sequence[int]) -> list[int]:
+    """The start of each payload frame in a blob, and then the end of the blob: one number more."""
     starts = []
     end = PREAMBLE.size + header_size
     for size in sizes:
@@ -147,7 +147,7 @@ def header_of_blob(blob: ByteArray) -> ByteArray:
 
 def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> list[ByteArray]:
     """The header and the frames of a blob, aliasing it. It may go on, as shared memory does."""
-    *starts, end = frame_starts(len(header), sizes)
+    *starts, end = frame_bounds(len(header), sizes)
     whole = _checked_prefix(blob, end, "payload")
     return [header, *(whole[at : at + size] for at, size in zip(starts, sizes, strict=True))]
 
@@ -188,7 +188,7 @@ class PendingMessage:
         self.read_from: Sequence[Any] = read_from  # the caller's memory that was copied already
 
     def write(self, targets: list[ByteArray]) -> None:
-        """Write `rows` to `targets`, which has an array for each buffer; here there are no rows."""
+        """Nothing to write here; `MessageWriter` writes `rows` to the array of each buffer."""
 
     def sources(self) -> list[Any]:
         """The memory that the message is made from, without that which its buffers alias."""
@@ -213,7 +213,7 @@ def written_buffers(message: PendingMessage) -> list[ByteArray]:
 
 def blob_size(message: PendingMessage) -> int:
     """Bytes of the blob of a message."""
-    return frame_starts(len(message.header), _buffer_sizes(message.buffers))[-1]
+    return frame_bounds(len(message.header), _buffer_sizes(message.buffers))[-1]
 
 
 def _buffer_sizes(buffers: Sequence[ByteArray | int]) -> list[int]:
@@ -226,7 +226,7 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
     pieces = [PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(header)), header]
     end = PREAMBLE.size + len(header)
     for start, part in zip(
-        frame_starts(len(header), list(map(len, payload))), payload, strict=False
+        frame_bounds(len(header), list(map(len, payload))), payload, strict=False
     ):
         pieces += (bytes(start - end), part)
         end = start + len(part)
@@ -238,7 +238,7 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
 
     Returns the number of bytes written.
     """
-    *starts, size = frame_starts(len(message.header), _buffer_sizes(message.buffers))
+    *starts, size = frame_bounds(len(message.header), _buffer_sizes(message.buffers))
     target = writable_bytes(result_of(out, (size,), path) if callable(out) else out, path)
     if len(target) < size:
         remedy = "" if callable(out) else "; pass a function, which is called with the size"

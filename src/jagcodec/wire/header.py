@@ -6,7 +6,8 @@ A header is one msgpack map::
 
 The numbers are int64s, and the values msgpack of an array of documents, each in one byte string.
 First come the numbers of the schema's nodes, then the counts of ragged groups and of frames, the
-groups, the sizes of the frames and, if there are any, their stored sizes and checksums.
+groups, the sizes of the frames and, if there are any, their sent sizes and checksums. Sent sizes
+are the *stored sizes* of the wire format: sizes after compression.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class Header(NamedTuple):
     value_bytes: bytes
     groups: list[Group]
     sizes: list[int]  # bytes of each frame after the header, before it was compressed
-    stored: list[int]  # bytes of each frame as sent; `sizes` itself if no frame is compressed
+    sent_sizes: list[int]  # bytes of each frame as sent; `sizes` itself if no frame is compressed
     total: int  # bytes of the message as sent, with the header
     checksums: list[int] | None  # the CRC-32 of each frame after the header
     objects: int  # how many objects the message asks for, as `Limits` count them
 
     @property
     def compressed(self) -> bool:
-        """Whether the message has stored sizes."""
-        return self.stored is not self.sizes
+        """Whether the message has sent sizes."""
+        return self.sent_sizes is not self.sizes
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ def write_header(
     groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
 ) -> bytes:
-    """The header that begins with `start`, without stored sizes and checksums."""
+    """The header that begins with `start`, without sent sizes and checksums."""
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
@@ -86,10 +87,10 @@ def write_header(
     return _join_header(start, packed, values)
 
 
-def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
-    """A header with `stored`, the sizes of its frames as they are sent, added to its numbers."""
+def with_sent_sizes(header: bytes, sent_sizes: Sequence[int]) -> bytes:
+    """A header with the sizes of its frames as they are sent, added to its numbers."""
     _, schema, numbers, values = split_any_header(header, NO_LIMITS)
-    return _with_numbers(schema, numbers, stored, values)
+    return _with_numbers(schema, numbers, sent_sizes, values)
 
 
 def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
@@ -165,11 +166,11 @@ def split_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]:
     size, schema_bytes, numbers, values = split_any_header(data, limits)
     schema = read_schema(schema_bytes)
     if values == NO_VALUES:
-        keep(_schema_of_start, _until_numbers(schema_bytes), schema, schema.weight)
+        keep(_schema_of_start, _until_numbers(schema_bytes), schema, schema.memory_bytes)
     return size, schema, numbers, values
 
 
-_SHORT = 1 << 16
+_LONGEST_LOOKED_UP = 1 << 16  # bytes of a header that is looked up by its start
 _MOST_IN_BIN_8 = 2 + 255  # bytes of a byte string with msgpack's shortest start, which has two
 _WITHOUT_VALUES = header_end(NO_VALUES)
 
@@ -177,13 +178,13 @@ _WITHOUT_VALUES = header_end(NO_VALUES)
 def _split_known(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
     """What `split_header` returns, found faster; None if the schema is new or there are values."""
     size = len(data)
-    if size > _SHORT or size > limits.header:
+    if size > _LONGEST_LOOKED_UP or size > limits.header:
         return None
     # A copy: what was checked must not change with the message's memory.
     start, _, rest = bytes(data).partition(_BEFORE_NUMBERS)
     schema = _schema_of_start.get(start)
     end = len(rest) - len(_WITHOUT_VALUES)  # of the byte string of numbers
-    # A longer byte string starts with three bytes (bin 16), because it is shorter than `_SHORT`.
+    # A longer byte string starts with three bytes (bin 16): it is below `_LONGEST_LOOKED_UP`.
     begin = 2 if end <= _MOST_IN_BIN_8 else 3
     numbers = rest[begin:end]
     if schema is None or rest[end:] != _WITHOUT_VALUES or len(numbers) % 8:
@@ -264,11 +265,11 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         raise bad_header(f"{schema.first_group} numbers or more", len(numbers))
     if not number_bytes[7::8].isascii():  # the highest byte of a number has its sign
         raise bad_header("no negative number", min(numbers))
-    groups, sizes, stored, checksums = _after_nodes(schema, numbers)
+    groups, sizes, sent_sizes, checksums = _after_nodes(schema, numbers)
     if checksums:
         covered = number_bytes[: -8 * len(checksums)]
         check_crc(header_checksum(schema.data, covered, value_bytes), checksums[0], "header")
-    total, objects = check_claims(schema, numbers, groups, sizes, stored, size, limits, in_row)
+    total, objects = check_claims(schema, numbers, groups, sizes, sent_sizes, size, limits, in_row)
     values: list[Any] = []
     if value_bytes != NO_VALUES or schema.value_count:
         values = _read_values(schema, value_bytes)
@@ -280,7 +281,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         value_bytes,
         groups,
         sizes,
-        stored,
+        sent_sizes,
         total,
         checksums[1:] if checksums else None,
         objects,
@@ -290,27 +291,27 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
 def _after_nodes(
     schema: Schema, numbers: list[int]
 ) -> tuple[list[Group], list[int], list[int], list[int]]:
-    """The numbers after those of the nodes: groups, sizes, stored sizes and checksums.
+    """The numbers after those of the nodes: groups, sizes, sent sizes and checksums.
 
-    If no frame is compressed, the stored sizes are the same list as the sizes.
+    If no frame is compressed, the sent sizes are the same list as the sizes.
     """
     frames, begin = numbers[schema.frame_count], schema.first_group
     first_size = schema.first_size(numbers[schema.group_count])
     end = first_size + frames
-    sizes = stored = numbers[first_size:end]
+    sizes = sent_sizes = numbers[first_size:end]
     checksums: list[int] = []
     more = len(numbers) - end
     if more:
         checksums = numbers[end:]
         if frames and more in (frames, 1 + 2 * frames):
-            stored, checksums = checksums[:frames], checksums[frames:]
+            sent_sizes, checksums = checksums[:frames], checksums[frames:]
         if more < 0 or len(checksums) not in (0, 1 + frames):
             what = f"numbers of {numbers[schema.group_count]} groups and {frames} frames"
             raise bad_header(what, f"{len(numbers) - begin} numbers")
     groups = [
         Group._make(numbers[i : i + GROUP_NUMBERS]) for i in range(begin, first_size, GROUP_NUMBERS)
     ]
-    return groups, sizes, stored, checksums
+    return groups, sizes, sent_sizes, checksums
 
 
 def _read_values(schema: Schema, data: bytes) -> list[Any]:

@@ -28,7 +28,7 @@ class Item:
     splits: RowSplits | None  # the rows of the ragged group, if the node has one
     dtype: str | None  # of cells, which may be stored narrow or elided; None for other bytes
     ragged_dim: int
-    stored: int | None = PLAIN  # the storage code; None if the node has none
+    storage_code: int | None = PLAIN  # None if the node has none
     # For rows of documents: the first row that is the same object as each; None if all differ.
     same: Sequence[int] | None = None
     narrow: bool = False  # whether to store elements in the fewest bytes that hold them
@@ -88,7 +88,7 @@ def item_of_documents(documents: Sequence[bytes], same: Sequence[int] | None = N
 def item_of_bytes(data: Any, dims: tuple[int, ...] = ()) -> Item:
     """The item of bytes that are stored in one way only."""
     item = Item(data, dims)
-    item.stored = None
+    item.storage_code = None
     return item
 
 

@@ -159,11 +159,13 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
         shape = (numbers[i + SIZE],)
     else:
         return None
-    buffer, offset, stored = numbers[i : i + GROUP]
+    buffer, offset, storage_code = numbers[i : i + GROUP]
     group = None if kind is Kind.TENSOR else numbers[i + GROUP]
     elements = math.prod(shape)
-    # Ignore `stored` of a column without cells.
-    runs = runs_of(kind, stored) if elements and stored != PLAIN else 0
-    blobs = elements > 0 and bool(stored & BLOBS)  # `check_node` refuses this code for tensors
-    place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, elements, name)
+    # Ignore the storage code of a column without cells.
+    runs = runs_of(kind, storage_code) if elements and storage_code != PLAIN else 0
+    blobs = elements > 0 and bool(storage_code & BLOBS)  # `check_node` refuses it for tensors
+    if blobs:
+        storage_code &= ~BLOBS
+    place = CellPlace(buffer, offset, storage_code, elements, name)
     return Leaf(place, shape, ragged_dim, group, runs, blobs)

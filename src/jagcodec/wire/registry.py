@@ -120,7 +120,7 @@ def registered_name(cls: type) -> str | None:
     """The name of a class in messages; None if it has none.
 
     Registers the class first if this library has or knows it, or if it is a loaded class that
-    needs no registration (`use_loaded`).
+    needs no registration (`accept_loaded_subclasses`).
     """
     name = _name_of.get(cls)
     if name is None and _qualified(cls).startswith(("torch.", "tensordict.")):
@@ -341,7 +341,7 @@ _loaded_bases: set[type] = set()  # their subclasses need no registration where 
 _LONGEST_NAME = 1024  # characters of a name that is looked up: each beginning may be a module's
 
 
-def use_loaded(*bases: type) -> None:
+def accept_loaded_subclasses(*bases: type) -> None:
     """From now on subclasses of these types need no registration.
 
     Readers find the classes that they have imported.

@@ -88,11 +88,13 @@ class Form(NamedTuple):
     children: int = 0  # how many, or `ANY` or `PER_KEY`
 
 
-# Most forms have the first few of these numbers, then dims.
+# The first numbers of most forms; dims follow. The wire format calls the storage code "stored".
+_PLACE = ("buffer", "offset")
+_CELLS = ("buffer", "offset", "stored")
+_ROWS = ("buffer", "offset", "stored", "group")
 _DOCUMENTS = ("buffer", "offset", "stored", "group", "size")
-_ROWS, _CELLS, _PLACE = _DOCUMENTS[:4], _DOCUMENTS[:3], _DOCUMENTS[:2]
 
-BUFFER, OFFSET, STORED, GROUP, SIZE = range(len(_DOCUMENTS))
+BUFFER, OFFSET, STORAGE_CODE, GROUP, SIZE = range(len(_DOCUMENTS))
 """The positions of these numbers in a node, counted from `Node.number`."""
 
 _RANK = {"rank": _int_between(0, MAX_NDIM)}
@@ -135,8 +137,8 @@ class Schema:
         # Nodes with numbers to check. A TENSOR comes before the node that is built from it.
         self.nodes: list[Node] = []
         self.plan: Any = None  # the `Plan` that `claims.py` makes of the nodes
-        self.weight: int = 32 * len(data)  # about how many bytes of memory this object needs
-        self.size: int = 0  # nodes, including those without numbers
+        self.memory_bytes: int = 32 * len(data)  # about how many this object needs
+        self.node_count: int = 0  # nodes, including those without numbers
         self.depth: int = 0  # nodes around the deepest one
         self._stacks = 0  # stacks around the node that is being read
         self.root: Node = self._node(documents.parsed(data, "schema", records=False), 0)
@@ -151,8 +153,8 @@ class Schema:
 
     def _node(self, item: Any, depth: int) -> Node:
         """The checked node of an entry, with all nodes in it; None is a document."""
-        self.weight += 160
-        self.size += 1
+        self.memory_bytes += 160
+        self.node_count += 1
         if item is None:
             self.value_count += 1
             first = self.number_count
@@ -202,7 +204,8 @@ class Schema:
         end, value = self.number_count, self.value_count
         node = Node(kind, fields, first, dims, end, value, depth, itemsize)
         if form.numbers:
-            self.weight += 0 if kind is Kind.BYTES else 256  # the memory of its part of the plan
+            if kind is not Kind.BYTES:
+                self.memory_bytes += 256  # its part of the plan
             self.nodes.append(node)
         return node
 
@@ -279,13 +282,14 @@ ROW_KINDS = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
 """Kinds that have rows of cells or documents. They may be indirect."""
 
 
-def runs_of(kind: Kind, stored: int) -> int:
+def runs_of(kind: Kind, storage_code: int) -> int:
     """How many runs a node of `ROW_KINDS` has, by its storage code; 0 if it is not indirect."""
     if kind is Kind.JAGGED:
-        return stored - INDIRECT if INDIRECT < stored <= INDIRECT + spec.MOST_RUNS else 0
+        within = INDIRECT < storage_code <= INDIRECT + spec.MOST_RUNS
+        return storage_code - INDIRECT if within else 0
     if kind in DOCUMENT_ROWS:
-        return int(stored & ~spec.BLOBS in (INDIRECT + 1, spec.ONE_OBJECT))
-    return int(stored == INDIRECT + 1)
+        return int(storage_code & ~spec.BLOBS in (INDIRECT + 1, spec.ONE_OBJECT))
+    return int(storage_code == INDIRECT + 1)
 
 
 # --- dtypes ------------------------------------------------------------------------------------
@@ -298,18 +302,18 @@ _NUMPY_DTYPE = re.compile(
 )
 
 
-def stored_size(dtype: str, stored: int, elements: int) -> int:
-    """Bytes of `elements` elements of a torch dtype with the storage code `stored`."""
+def size_at_code(dtype: str, storage_code: int, elements: int) -> int:
+    """Bytes of `elements` elements of a torch dtype with this storage code."""
     itemsize = TORCH_ITEMSIZES[dtype]
-    if stored == PLAIN or not elements:
+    if storage_code == PLAIN or not elements:
         return elements * itemsize
     if dtype in spec.INTEGER_DTYPES:
-        if stored == spec.BITS:
+        if storage_code == spec.BITS:
             return (elements + 7) // 8
-        width, signed = spec.STORED_WIDTHS.get(stored, (itemsize, False))
+        width, signed = spec.STORED_WIDTHS.get(storage_code, (itemsize, False))
         if width < itemsize and not (signed and dtype.startswith(("u", "b"))):
             return elements * width
-    raise fail("unknown_dtype", f"expected cells of {dtype} or narrower, found code {stored}")
+    raise fail("unknown_dtype", f"expected cells of {dtype} or narrower, found code {storage_code}")
 
 
 def numpy_itemsize(dtype: Any) -> int:
@@ -332,10 +336,10 @@ LARGEST_KEPT = 128 << 10
 _schema_of_bytes: dict[bytes, Schema] = {}
 
 
-def keep(kept: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
+def keep(kept: dict[Any, Any], key: Any, value: Any, memory_bytes: int) -> None:
     """Keep a value up to `LARGEST_KEPT` bytes, and drop the oldest beyond `MOST_SCHEMAS`."""
     # Use single dict operations and no lock: a process that forks would copy a lock that is held.
-    if weight <= LARGEST_KEPT:
+    if memory_bytes <= LARGEST_KEPT:
         kept[key] = value
         for oldest in list(kept)[:-MOST_SCHEMAS]:
             kept.pop(oldest, None)
@@ -346,5 +350,5 @@ def read_schema(data: bytes) -> Schema:
     schema = _schema_of_bytes.get(data)
     if schema is None:
         schema = Schema(data)
-        keep(_schema_of_bytes, data, schema, schema.weight)
+        keep(_schema_of_bytes, data, schema, schema.memory_bytes)
     return schema

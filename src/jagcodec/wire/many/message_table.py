@@ -22,7 +22,7 @@ from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.dtypes import DtypeName, cell_dtype
 from jagcodec.wire.many.stacked import Stack
-from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node, stored_size
+from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node, size_at_code
 from jagcodec.wire.spec import (
     BITS,
     IN_STACK,
@@ -250,7 +250,7 @@ class MessageTable:
         for code in np.unique(column.storage_codes[is_narrow]).tolist():
             members = np.flatnonzero(column.storage_codes == code)
             counts = elements[members]
-            sizes = (counts * stored_size(column.dtype, code, 8) + 7) // 8
+            sizes = (counts * size_at_code(column.dtype, code, 8) + 7) // 8
             if code == BITS:  # widen whole bytes: the bits of a message end at a byte
                 counts = 8 * sizes
             runs = RowSplits.from_lengths(sizes)

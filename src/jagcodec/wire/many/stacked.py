@@ -130,7 +130,7 @@ def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _Hea
     frames = numbers[schema.frame_count] if frames is None else frames
     groups, more = divmod(len(numbers) - schema.first_group - frames, GROUP_NUMBERS)
     if not header.endswith(header_end(values)) or groups < 0 or more:
-        # Another writer wrote it, or it has checksums or stored sizes, or its numbers are wrong.
+        # Another writer wrote it, or it has checksums or sent sizes, or its numbers are wrong.
         return None
     slices = slice(end - len(number_bytes), end), slice(len(header) - len(values), len(header))
     return _HeaderPlaces(schema, *slices, groups, frames)

@@ -34,7 +34,7 @@ from jagcodec.wire.native import are_values
 from jagcodec.wire.read.message import Budget, Message, owned_array, writable
 from jagcodec.wire.read.opening import open_message, open_row, usable_reading
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
+from jagcodec.wire.schema import GROUP, STORAGE_CODE, Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import IN_ARRAY, IN_LIST, ONE_OBJECT, PLAIN, Kind
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def read_objects_of_view(
     data: ByteArray | None = None,
 ) -> list[Any]:
     """The objects of rows of documents: of the rows of `view`, or of `data`, a copy of them."""
-    plain = message.numbers[node.number + STORED] == PLAIN  # most columns
+    plain = message.numbers[node.number + STORAGE_CODE] == PLAIN  # most columns
     leaf = None if plain else message.leaf(node)
     rows: Any = range(view.row_splits.rows) if chosen is None else chosen.index
     index = None

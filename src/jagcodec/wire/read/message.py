@@ -30,7 +30,7 @@ from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
-from jagcodec.wire.schema import BUFFER, DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node
+from jagcodec.wire.schema import BUFFER, DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORAGE_CODE, Node
 from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES, is_narrow_code
 from jagcodec.wire.stored.elided_rows import MOST_RANGES, rows_in_runs, runs_at
 from jagcodec.wire.stored.narrow import widened
@@ -280,7 +280,7 @@ class Message:
         view is end to end.
         """
         i, numbers = node.number, self.numbers
-        if numbers[i + STORED] != PLAIN or not (chosen is None or self.in_memory):
+        if numbers[i + STORAGE_CODE] != PLAIN or not (chosen is None or self.in_memory):
             return self._view_of_leaf(node, chosen)
         # The common case of `_view_of_leaf`, in as few steps as possible.
         kind, dim, name, group = node.kind, 1, "uint8", None
@@ -364,7 +364,7 @@ class Message:
 
     def is_narrow(self, node: Node) -> bool:
         """Whether elements of a TENSOR or JAGGED are stored in fewer bytes than their dtype has."""
-        if self.numbers[node.number + STORED] == PLAIN:  # most columns
+        if self.numbers[node.number + STORAGE_CODE] == PLAIN:  # most columns
             return False
         leaf = self.leaf(node)
         places = runs_at(self, leaf) if leaf.runs else [leaf.place]
@@ -374,7 +374,7 @@ class Message:
 
     def is_elided(self, node: Node) -> bool:
         """Whether rows of a TENSOR, a JAGGED or documents share cells."""
-        return self.numbers[node.number + STORED] != PLAIN and self.leaf(node).runs > 0
+        return self.numbers[node.number + STORAGE_CODE] != PLAIN and self.leaf(node).runs > 0
 
     def int64s_of_node(self, node: Node, chosen: ChosenRows | None = None) -> IntArray:
         """A copy of the cells of a TENSOR of int64s, or of its chosen rows.

@@ -35,7 +35,7 @@ from jagcodec.wire.items import item_of_view
 from jagcodec.wire.leaf import cells_of, field_of
 from jagcodec.wire.read.decoder import read_arrays, read_objects, read_objects_of_view, rows_differ
 from jagcodec.wire.read.message import Budget, Message
-from jagcodec.wire.schema import GROUP, STORED, Node
+from jagcodec.wire.schema import GROUP, STORAGE_CODE, Node
 from jagcodec.wire.spec import IN_STACK, PLAIN, Kind
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
@@ -80,7 +80,7 @@ class NodeColumn(Column):
     def storage(self) -> Storage:
         message, cells = self.source.message, cells_of(self.node)
         for node in cells:
-            if message.numbers[node.number + STORED] != PLAIN:
+            if message.numbers[node.number + STORAGE_CODE] != PLAIN:
                 break
         else:  # most columns
             return PLAIN_STORAGE
@@ -217,7 +217,7 @@ class DocumentColumn(NodeColumn):
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
         budget, view = budget_of_read(how, message), message.view(node, chosen)
-        if view.is_end_to_end or message.numbers[node.number + STORED] != PLAIN:
+        if view.is_end_to_end or message.numbers[node.number + STORAGE_CODE] != PLAIN:
             return object_array(read_objects_of_view(message, node, budget, chosen, view))
 
         def make(cells: ByteArray) -> Any:
@@ -229,7 +229,7 @@ class DocumentColumn(NodeColumn):
         """The documents in place; if rows are messages, or elided, the objects in them."""
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
-        if message.numbers[node.number + STORED] == PLAIN:
+        if message.numbers[node.number + STORAGE_CODE] == PLAIN:
             view = message.view(node, chosen)
             if view.row_splits.rows:
                 return item_of_view(view, None)

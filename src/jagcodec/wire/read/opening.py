@@ -16,7 +16,7 @@ from jagcodec.wire.frames import (
     PREAMBLE,
     buffer_bytes,
     frame_arrays,
-    frame_starts,
+    frame_bounds,
     frames_of_blob,
     header_of_blob,
     is_blob,
@@ -70,10 +70,10 @@ def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Mess
     """Open a message whose header was read; `frames` has the header first."""
     buffers: Sequence[Any] = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
-    if sizes != header.stored:
-        one, other = len(header.stored) + 1, len(sizes) + 1
+    if sizes != header.sent_sizes:
+        one, other = len(header.sent_sizes) + 1, len(sizes) + 1
         expect(one == other, "frame_count", f"{one} frames of one message", other, "frames")
-        for i, (size, found) in enumerate(zip(header.stored, sizes, strict=True)):
+        for i, (size, found) in enumerate(zip(header.sent_sizes, sizes, strict=True)):
             expected = f"{size} bytes (the frame may be cut, or in another place)"
             expect(size == found, "frame_size", expected, found, f"frame {i + 1}")
     if reading.verify and header.checksums is not None:
@@ -101,7 +101,7 @@ def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
     header = read_header(get(PREAMBLE.size, size).data, reading.limits)
     buffers: Sequence[Any] = [
         lambda offset, size, start=start: get(start + offset, size)
-        for start in frame_starts(size, header.stored)[:-1]
+        for start in frame_bounds(size, header.sent_sizes)[:-1]
     ]
     if header.compressed:
         buffers = decompressed_buffers(header, buffers, lazily=True)
@@ -113,7 +113,7 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     if not is_blob(blob):
         raise bad("a message in each row", "something else")
     header, frames = _split_blob(blob, outer.limits, in_row=True)
-    end = frame_starts(len(frames[0]), header.sizes)[-1]
+    end = frame_bounds(len(frames[0]), header.sizes)[-1]
     if len(blob) != aligned(end) or blob[end:].any():
         raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
     reading = Reading(outer.limits, False, outer.device, outer.allow_pickle)
@@ -126,4 +126,4 @@ def _split_blob(
     """The checked header of a message in one buffer, and its frames, header first."""
     frame = header_of_blob(blob)
     header = read_header(frame.data, limits, in_row=in_row)
-    return header, frames_of_blob(blob, frame, header.stored)
+    return header, frames_of_blob(blob, frame, header.sent_sizes)

@@ -42,7 +42,7 @@ from jagcodec.wire.checks import bad, elements_of, expect, fail, inside
 from jagcodec.wire.leaf import CellPlace
 from jagcodec.wire.read.decoder import build, build_children, read_int64s, rows_differ
 from jagcodec.wire.read.message import Budget, Message, owned_bytes, writable
-from jagcodec.wire.schema import GROUP, STORED, Node
+from jagcodec.wire.schema import GROUP, STORAGE_CODE, Node
 from jagcodec.wire.spec import INDIRECT, MAX_BYTES, PLAIN, Kind
 from jagcodec.wire.torch_dtypes import torch_dtype
 
@@ -67,7 +67,7 @@ def tensor_on_host(
 ) -> torch.Tensor:
     """As `tensor_of_node`, on the host; a tensor that `goes_to_device` must only be read."""
     numbers = message.numbers
-    if chosen is None and numbers[node.number + STORED] <= INDIRECT:
+    if chosen is None and numbers[node.number + STORAGE_CODE] <= INDIRECT:
         return _whole_tensor(message, node, tuple(numbers[node.dims : node.end]), goes_to_device)
     view = message.view(node, chosen)
     values = owned_cells(message, view, goes_to_device=goes_to_device)
@@ -97,11 +97,11 @@ def _whole_tensor(
 ) -> torch.Tensor:
     numbers, name = message.numbers, node.fields[0]
     dtype = torch_dtype(name)
-    buffer, offset, stored = numbers[node.number : node.number + GROUP]
+    buffer, offset, storage_code = numbers[node.number : node.number + GROUP]
     elements = math.prod(shape)
-    # Ignore `stored` if there are no elements.
-    if stored != PLAIN and elements:
-        place = CellPlace(buffer, offset, stored, elements, name)
+    # Ignore the storage code if there are no elements.
+    if storage_code != PLAIN and elements:
+        place = CellPlace(buffer, offset, storage_code, elements, name)
         return from_bytes(message.elements(place, 0, elements), dtype, shape)
     numpy_name = NUMPY_BY_NAME.get(name) if len(shape) <= MOST_ARRAY_DIMS else None
     # `bytes_at` need not align what numpy knows: the flag `aligned` below is ten times as fast.
@@ -208,8 +208,8 @@ def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Ten
     shape = message.shape(node)
     for child in node.children:
         expect(child.kind is Kind.TENSOR, "bad_value", "a dense tensor", child.kind.name)
-    stored = message.numbers[node.children[0].number + STORED]
-    expect(stored == PLAIN, "bad_value", "indices as wide as their dtype", stored)
+    storage_code = message.numbers[node.children[0].number + STORAGE_CODE]
+    expect(storage_code == PLAIN, "bad_value", "indices as wide as their dtype", storage_code)
     indices, values = build_children(message, node, budget)
     if indices.dtype != torch.int64:
         raise fail("bad_sparse", f"expected int64 indices, found {indices.dtype}")

@@ -53,7 +53,7 @@ def elide_cells(items: Sequence[Item]) -> None:
     searched = [_SearchedColumn(item) for item in items if _may_gain(item)]
     candidates = _Candidates(searched)
     bounds_of_sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
-    first_like: dict[Any, _SearchedColumn] = {}
+    first_with_sample: dict[Any, _SearchedColumn] = {}
     # Start with the columns of few cells: larger columns may consist of them.
     for column in sorted(searched, key=lambda column: column.splits.total):
         splits = column.splits
@@ -62,8 +62,8 @@ def elide_cells(items: Sequence[Item]) -> None:
             offsets = splits.offsets_array
             bounds_of_sample[splits] = offsets[rows], offsets[rows + 1]
         heads_repeat = column.heads_repeat(*bounds_of_sample[splits])
-        likeness = (column.cell_type, column.item.splits, sample_of(column.data))
-        other = first_like.setdefault(likeness, column)
+        sample = (column.cell_type, column.item.splits, sample_of(column.data))
+        other = first_with_sample.setdefault(sample, column)
         runs = (
             column.runs_of_equal_column(other)
             or (column.run_of_longest_row() if heads_repeat else None)
@@ -72,7 +72,7 @@ def elide_cells(items: Sequence[Item]) -> None:
         )
         if runs and len(runs) <= MOST_RUNS:
             set_runs(column.item, runs)
-            column.item.stored = INDIRECT + len(runs)
+            column.item.storage_code = INDIRECT + len(runs)
 
 
 def _may_gain(item: Item) -> bool:
@@ -117,7 +117,7 @@ class _SearchedColumn:
             self._whole = Run(self.splits, self.item.cells, index)
         return [self._whole]
 
-    def pays(self, saved: int, indices: int) -> bool:
+    def saves_bytes(self, saved: int, indices: int) -> bool:
         """Whether leaving out `saved` cells saves more bytes than runs with `indices` cost."""
         dtype, saved_bytes = self.item.dtype, saved * self.cell_bytes
         if self.item.narrow and dtype is not None:
@@ -147,7 +147,8 @@ class _SearchedColumn:
     def runs_of_equal_column(self, other: _SearchedColumn) -> list[Run] | None:
         """The runs of `other`, which has the same row lengths, if it has the same cells, too."""
         equal = other is not self and equal_bytes(other.data, self.data)
-        return other.share_runs() if equal and self.pays(self.splits.total, indices=1) else None
+        saves = equal and self.saves_bytes(self.splits.total, indices=1)
+        return other.share_runs() if saves else None
 
     def run_of_longest_row(self) -> list[Run] | None:
         """One run, if each other row is the beginning of the longest row, as in positions."""
@@ -158,8 +159,8 @@ class _SearchedColumn:
         longest = self.data[start : start + splits.max * self.cell_bytes]
         if not self.occurs_in(longest, np.zeros(splits.rows, dtype=np.int64)):
             return None
-        pays = self.pays(splits.total - splits.max, indices=0)
-        return [Run(splits, self._cells(longest), None)] if pays else None
+        saves = self.saves_bytes(splits.total - splits.max, indices=0)
+        return [Run(splits, self._cells(longest), None)] if saves else None
 
     def runs_of_two_columns(self, candidates: _Candidates) -> list[Run] | None:
         """The runs of two other columns, if each row is a row of one and then a row of the other.
@@ -175,8 +176,8 @@ class _SearchedColumn:
                 and head.occurs_in(self.data, whole.starts)
                 and tail.occurs_in(self.data, whole.starts + first.lengths)
             ):
-                pays = self.pays(whole.total, indices=2)
-                return [*head.share_runs(), *tail.share_runs()] if pays else None
+                saves = self.saves_bytes(whole.total, indices=2)
+                return [*head.share_runs(), *tail.share_runs()] if saves else None
         return None
 
     def occurs_in(self, data: ByteArray, starts: IntArray) -> bool:
@@ -204,17 +205,18 @@ class _SearchedColumn:
         equal = shared == splits.lengths
         # There are two forms. If sharing heads pays, each row is a head, which other rows share,
         # and a rest that it stores itself: two runs. If not, only equal rows share cells: one run.
-        heads_pay = self.pays(int(shared[~equal].sum()), indices=3)
-        if not heads_pay:
+        sharing_heads_saves = self.saves_bytes(int(shared[~equal].sum()), indices=3)
+        if not sharing_heads_saves:
             shared = np.where(equal, shared, 0)
         taken_from = np.where(shared > 0, taken_from, np.arange(splits.rows))
         kept = taken_from == np.arange(splits.rows)
         # The head of a row that is kept must be as long as the longest that is taken from it.
-        heads = shared.copy() if heads_pay else np.where(kept, splits.lengths, shared)
+        heads = shared.copy() if sharing_heads_saves else np.where(kept, splits.lengths, shared)
         np.maximum.at(heads, taken_from, shared)
         first = RowSplits.from_lengths(np.where(kept, heads, 0))
         rest = RowSplits.from_lengths(splits.lengths - heads)
-        if not self.pays(splits.total - first.total - rest.total, indices=4 if rest.total else 1):
+        saved = splits.total - first.total - rest.total
+        if not self.saves_bytes(saved, indices=4 if rest.total else 1):
             return None
         kept_heads = self._cells_of_rows(splits.starts, first)
         head_index = item_of_index(first.starts[taken_from])
@@ -247,6 +249,10 @@ class _SearchedColumn:
         order, host = self._rows_with_equal_heads(), splits.offsets_array.tolist()
         rows = [self.words[host[i] : host[i + 1]] for i in order]
         # Rows are sorted, so two of them share the cells that all neighbours between them share.
+        # `kept` is the row that later rows take their heads from, and `with_kept` how many cells a
+        # row shares with it. For the rows abx, abcdeg and abcdef, `with_next` is [2, 5]: the first
+        # is kept, as is the second, which shares 5 with the next row but 2 with the first; the
+        # third takes 5 cells from the second.
         with_next = list(itertools.starmap(_common_cells, itertools.pairwise(rows)))
         kept, with_kept = -1, 0
         for row, before, after in zip(order, [0, *with_next], [*with_next, 0], strict=False):

@@ -46,7 +46,8 @@ def elide_documents(column: Item) -> int:
     starts = (np.cumsum(sent) - sent)[first]
     distinct = _end_to_end(column, np.flatnonzero(kept))
     set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), item_of_index(starts))])
-    column.stored = (ONE_OBJECT if are_one_object else INDIRECT + 1) + (column.stored or 0)
+    code = ONE_OBJECT if are_one_object else INDIRECT + 1
+    column.storage_code = code + (column.storage_code or 0)
     return len(distinct) if are_one_object else int(splits.total)
 
 
@@ -99,7 +100,7 @@ def _first_equal(
     `first_same` has, for each row, the first row that is the same object; None if all differ.
     """
     sizes = [sum(map(len, row)) for row in rows]
-    if first_same is not None and _repeats_pay(first_same, sizes):
+    if first_same is not None and _repeats_save_bytes(first_same, sizes):
         return _Repeats(first_same, are_one_object=True)
     first: dict[Any, int] = {}
     first_equal = list(range(len(rows)))
@@ -109,10 +110,11 @@ def _first_equal(
         other = first.setdefault(sample, i)
         if all(map(equal_bytes, rows[other], rows[i])):
             first_equal[i] = other
-    return _Repeats(first_equal, are_one_object=False) if _repeats_pay(first_equal, sizes) else None
+    saves = _repeats_save_bytes(first_equal, sizes)
+    return _Repeats(first_equal, are_one_object=False) if saves else None
 
 
-def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:
+def _repeats_save_bytes(first: Sequence[int], sizes: Sequence[int]) -> bool:
     """Whether sending each row's `first` row only saves more bytes than the run costs."""
     saved = sum(size for i, size in enumerate(sizes) if first[i] != i)
     return saved > cost_of_runs(1, len(sizes))

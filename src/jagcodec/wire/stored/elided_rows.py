@@ -20,7 +20,7 @@ from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf
-from jagcodec.wire.schema import stored_size
+from jagcodec.wire.schema import size_at_code
 
 MOST_RANGES = 4096
 """The most ranges of one column that are fetched one by one; for more, it is read whole."""
@@ -139,7 +139,7 @@ def _starts(message: CellReader, leaf: Leaf, run: RunNumbers, splits: RowSplits)
 def _check_place(message: CellReader, place: CellPlace) -> None:
     """Refuse a place that a table of runs names, if it is not within the payload."""
     sizes = message.header.sizes
-    size = stored_size(place.dtype_name, place.storage_code, place.elements)
+    size = size_at_code(place.dtype_name, place.storage_code, place.elements)
     is_inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
     expected = f"a buffer and an offset with {size} bytes of a run"
     found = [place.buffer, place.offset]

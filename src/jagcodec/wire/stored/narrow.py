@@ -18,12 +18,12 @@ def narrowed(data: ByteArray, dtype: str) -> tuple[int, ByteArray] | None:
     # Read bools as bytes: a byte that is neither 0 nor 1 must arrive unchanged.
     elements = data.view("u1" if dtype == "bool" else dtype)
     itemsize = elements.dtype.itemsize
-    stored = _narrowest(elements)
-    if stored is None:
+    code = _narrowest(elements)
+    if code is None:
         return None
-    if stored == BITS:
+    if code == BITS:
         return BITS, np.packbits(elements != 0, bitorder="little")
-    return stored, _low_bytes(data, itemsize, STORED_WIDTHS[stored][0])
+    return code, _low_bytes(data, itemsize, STORED_WIDTHS[code][0])
 
 
 def _narrowest(elements: npt.NDArray[Any]) -> int | None:
@@ -62,11 +62,11 @@ def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
     return low.reshape(-1)
 
 
-def widened(data: ByteArray, stored: int, dtype: str, count: int) -> ByteArray:
+def widened(data: ByteArray, code: int, dtype: str, count: int) -> ByteArray:
     """The bytes of `count` elements of `dtype`, which `narrowed` made `data` of."""
-    if stored == BITS:
+    if code == BITS:
         return np.unpackbits(data, count=count, bitorder="little").astype(dtype).view(np.uint8)
-    width, signed = STORED_WIDTHS[stored]
+    width, signed = STORED_WIDTHS[code]
     if width != 3:
         return data.view(f"<{'i' if signed else 'u'}{width}").astype(dtype).view(np.uint8)
     whole = np.empty(count, dtype="<u4")

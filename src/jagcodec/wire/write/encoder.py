@@ -107,15 +107,15 @@ def encode(
             cell twice, and the reader copies it. True is for all of them; a list of names for
             columns of every TensorDict and `BatchedDataDict` in `obj`. Name a column of a nested
             batch by a tuple: ``("extra", "ids")``. The name of a nested batch is for all of its
-            columns. More than 2^24 rows need a byte each: a message that would have fewer is sent
-            as it is.
+            columns. A batch of more than 2^24 rows needs one byte of payload per row. If narrowing
+            leaves fewer, nothing is narrowed.
         elide: Send once what tensors and rows of objects repeat: rows that are equal or begin
             alike, as those of one prompt do; columns of one memory or of equal cells; rows that are
             the beginning of the longest row, as masks and positions are; columns whose rows are the
             rows of two others, joined. Everything is compared cell by cell. What would not make the
-            message smaller is sent as it is. Objects of rows that are one object are one again;
-            equal ones are found from 1 KiB on. Arrays and tensors in rows arrive as one for each
-            row.
+            message smaller is sent as it is. Rows that hold the same object hold one object again
+            after decoding. Equal but distinct objects are found only from 1 KiB on. Arrays and
+            tensors in rows arrive as one for each row.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames that get smaller, for links slower than memory: ``"zstd"``,
             or ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
@@ -192,7 +192,8 @@ def pending(
     level = None if compress is None else usable_level(compress)
     narrow = False if narrow is False else _narrow_columns(narrow)
     # Most calls leave these options out: one test then takes the place of three calls.
-    if not (elide is False and checksum is False and allow_pickle is False and default is None):
+    has_options = elide is not False or checksum is not False or allow_pickle is not False
+    if has_options or default is not None:
         elide, checksum = require_flag(elide, "elide"), require_flag(checksum, "checksum")
         allow_pickle = require_flag(allow_pickle, "allow_pickle")
         if default is not None:

@@ -180,7 +180,7 @@ def _narrow(columns: Iterable[Any]) -> None:
                 _narrow_one(index)
         if column.runs is None:
             _narrow_one(column.cells)
-            column.stored = column.cells.stored
+            column.storage_code = column.cells.storage_code
 
 
 def _narrow_one(item: Any) -> None:
@@ -189,4 +189,4 @@ def _narrow_one(item: Any) -> None:
     item.narrow = False  # narrow it once: several runs may have the same cells
     smaller = narrowed(item.data, item.dtype)
     if smaller is not None:
-        item.stored, item.data = smaller
+        item.storage_code, item.data = smaller

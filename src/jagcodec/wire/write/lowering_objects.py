@@ -43,7 +43,7 @@ def lower_objects(walk: ValueWalk, objects: Iterable[Any], holder: int | None) -
         walk.items.append(item_of_documents([lowered[i] for i in places], same))
         return OF_DOCUMENTS
     item = item_of_documents([b""] * len(rows), same)
-    item.stored = PLAIN + spec.BLOBS
+    item.storage_code = PLAIN + spec.BLOBS
     walk.items.append(item)
     walk.messages.append(RowMessages(item, lowered, places))
     return OF_DOCUMENTS

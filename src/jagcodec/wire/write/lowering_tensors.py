@@ -23,7 +23,7 @@ from jagcodec.memory import extent_of
 from jagcodec.memory.arrays import ByteArray
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import as_bytes, plain_array
+from jagcodec.memory.tensor_bytes import array_in_storage, as_bytes, plain_array
 from jagcodec.rows import non_tensor
 from jagcodec.rows.copy_rows import values_of
 from jagcodec.rows.nested import (
@@ -85,12 +85,6 @@ def fetch(tensors: Sequence[torch.Tensor], unread: Sequence[Callable[[HostCopies
         read(copies)
 
 
-def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
-    """Whether the storage of a tensor surely holds all of its array."""
-    end = array.nbytes + tensor.storage_offset() * array.itemsize
-    return array.flags.c_contiguous and end <= tensor.untyped_storage().nbytes()
-
-
 def lower_rows_of_tensor(walk: ValueWalk, view: RaggedView) -> Tree:
     """The node of the rows of a view of a tensor."""
     memory: Any = view.memory
@@ -98,7 +92,7 @@ def lower_rows_of_tensor(walk: ValueWalk, view: RaggedView) -> Tree:
     if dtype is None or array is None:
         dtype = _readable_dtype(walk, memory)
         if not memory.is_cpu:
-            return _add_rows_on_device(walk, view, dtype)
+            return _lower_rows_on_device(walk, view, dtype)
         array = as_bytes(memory) if view.is_end_to_end else memory
     return lower_rows_of_array(walk, view, array, dtype)
 
@@ -116,7 +110,7 @@ _REMEDY_OF_BATCHES = (
 )
 
 
-def _add_rows_on_device(walk: ValueWalk, view: RaggedView, dtype: str) -> Tree:
+def _lower_rows_on_device(walk: ValueWalk, view: RaggedView, dtype: str) -> Tree:
     """The node of the rows of a view of a tensor on a device, which are read after the walk."""
     values = values_of(view, walk.indices)  # so that only the rows leave the device
     item = Item(None, view.values_shape, view.row_splits, dtype, view.ragged_dim)
@@ -126,8 +120,8 @@ def _add_rows_on_device(walk: ValueWalk, view: RaggedView, dtype: str) -> Tree:
 
 def _lower_tensor(walk: ValueWalk, tensor: torch.Tensor) -> Tree:
     """The node of a tensor that is not jagged."""
-    array = plain_array(tensor)
-    if array is not None and _is_in_storage(array, tensor):  # most tensors
+    array = array_in_storage(tensor, or_empty=True)
+    if array is not None:  # most tensors
         return lower_cells(walk, array, TORCH_NAME_OF_NUMPY[array.dtype])
     if type(tensor) not in TENSOR_TYPES:
         return walk.lower_foreign(tensor)
@@ -179,11 +173,11 @@ def _lower_jagged(walk: ValueWalk, jagged: torch.Tensor) -> Tree:
     """The JAGGED of a jagged tensor."""
     parts = parts_of(jagged)
     dtype = TORCH_NAMES.get(parts.values.dtype)
-    array = plain_array(parts.values)
-    if array is None or not _is_in_storage(array, parts.values):
-        dtype, array = _readable_dtype(walk, parts.values), None
+    array = array_in_storage(parts.values, or_empty=True)
+    if array is None:
+        dtype = _readable_dtype(walk, parts.values)
     if not (parts.offsets.is_cpu and parts.values.is_cpu):
-        return _add_jagged_on_device(walk, parts, dtype)
+        return _lower_jagged_on_device(walk, parts, dtype)
     view = _view_of(walk, parts)
     if array is None or not view.is_end_to_end:
         return lower_view(walk, view)
@@ -191,7 +185,7 @@ def _lower_jagged(walk: ValueWalk, jagged: torch.Tensor) -> Tree:
     return walk.add(Item(array, array.shape, splits, dtype, dim))
 
 
-def _add_jagged_on_device(walk: ValueWalk, parts: NestedParts, dtype: str | None) -> Tree:
+def _lower_jagged_on_device(walk: ValueWalk, parts: NestedParts, dtype: str | None) -> Tree:
     """The JAGGED of a tensor on a device, which is read later.
 
     If it has holes, only its rows leave the device.

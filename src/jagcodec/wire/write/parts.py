@@ -76,7 +76,7 @@ class _ItemColumn(Column):
         if self._array is not None:
             return Item(self._array[chosen.at], (len(chosen),), None, item.dtype)
         part = item_of_view(chosen.of_view(self._view), item.dtype, ragged=item.splits is not None)
-        part.stored = item.stored
+        part.storage_code = item.storage_code
         if item.same is not None:
             first: dict[int, int] = {}  # the first chosen row of each object
             part.same = [first.setdefault(item.same[row], i) for i, row in enumerate(chosen.rows)]

@@ -67,11 +67,11 @@ class MessageWriter(PendingMessage):
             if splits is not None:
                 group = group_of.get(splits)
                 group = self._group(splits) if group is None else group
-                numbers += (item.stored, group, *item.dims)
-            elif item.stored is None:
+                numbers += (item.storage_code, group, *item.dims)
+            elif item.storage_code is None:
                 numbers += item.dims
             else:
-                numbers += (item.stored, *item.dims)
+                numbers += (item.storage_code, *item.dims)
         return numbers
 
     def _put_other(self, data: Any, dims: tuple[int, ...]) -> tuple[int, int]:
@@ -102,7 +102,7 @@ class MessageWriter(PendingMessage):
         """Place cells or an index of a run once; returns the place and the storage code."""
         place = self._places.get(item)
         if place is None:
-            place = self._places[item] = (*self._put(item.data), item.stored)
+            place = self._places[item] = (*self._put(item.data), item.storage_code)
         return place
 
     def _put_table(self, item: Any) -> list[int]:

@@ -62,7 +62,7 @@ class ValueWalk(ABC):
         self._defaults = 0  # how many results of `default` contain the current value
 
         # What it has found; `Lowered` describes the first four.
-        self.items: list[Any] = []
+        self.items: list[Any] = []  # each an `Item`, or a number of a node, such as a dim
         self.values: list[Any] = []  # documents that are next to nodes
         self.unbacked: list[tuple[str, int]] = []
         self.messages: list[RowMessages] = []
@@ -196,9 +196,11 @@ class ValueWalk(ABC):
             self.unbacked.append((self.where(), rows))
 
     def enter_columns(self, names: Iterable[str]) -> Iterator[str]:
-        """Make each column the current one, then yield its name. Call it if `narrow` has names.
+        """Yield each name; as a side effect, make its column the current one until the next name.
 
-        The name of the current column decides whether its integers are stored narrow.
+        The name of the current column decides whether its integers are stored narrow. Call this if
+        `narrow` has names. At the end, the column that holds the batch is the current one again, so
+        consume all names.
         """
         narrow = self.narrow_names or frozenset()
         outer, outer_is_narrow = self._column_name, self._column_is_narrow
@@ -207,7 +209,6 @@ class ValueWalk(ABC):
             self.columns[path] = None
             self._column_is_narrow = outer_is_narrow or path in narrow
             yield name
-        # After the last column, the one that holds the batch is the current one again.
         self._column_name, self._column_is_narrow = outer, outer_is_narrow
 
     def document_of(self, document: Any) -> bytes:
@@ -261,7 +262,10 @@ class ValueWalk(ABC):
         return self.error("too_deep", detail)
 
     def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
-        """The error for a value that cannot be encoded. `why` ends its text; default: a remedy."""
+        """The error for a value that cannot be encoded.
+
+        `why` follows "cannot be encoded" in its text. Without it, a remedy does.
+        """
         cls = type(value)
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
