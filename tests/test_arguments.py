@@ -28,8 +28,9 @@ from jagcodec import (
     plan_micro_batches,
     plan_packing,
 )
-from jagcodec.errors import JagcodecError, WireFormatError, brief
+from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
 from jagcodec.record import RecordReader, RecordWriter
+from jagcodec.testing import is_same
 from jagcodec.wire import registry
 from tests import odd
 from tests.helpers import nested
@@ -494,3 +495,82 @@ def test_odd_values(name, changes, values, places):
                 if fault is not None and value is not odd.HUGE:  # there is no memory for it
                     faults.append(f"{option}={brief(given)}: {fault}")
     assert faults == []
+
+
+# --- names -------------------------------------------------------------------------------------
+
+# Options that name the column "ids", with one value for each form in which they do.
+NAMING: dict[str, list[Any]] = {
+    **{option: [["ids"]] for option in ("token_aligned_fields", "keep_jagged", "narrow")},
+    **{option: [["ids"]] for option in ("same_length", "rectangular", "optional")},
+    **{option: [["ids"]] for option in ("columns", "names")},
+    "align_end": [["ids"], {"ids": "whole"}, {"whole": "ids"}],
+    "attention_mask_of": [{"ids": "mask"}],
+    "dtypes": [{"ids": torch.int32}],
+    "labels_of": [{"labels": "ids"}],
+    "pad_value_dict": [{"ids": 7}],
+    "padding_side": [{"ids": "left"}],
+    "ragged_dims": [{"ids": 1}],
+    "start": [{"ids": 1}],
+}
+NOT_NAMES = {
+    ("BatchedDataDict", "columns"),
+    ("BatchedDataDict.with_columns", "columns"),
+    ("RowBuilder.append", "columns"),
+}
+NAMED_BY_STRINGS = {"dtypes", "ragged_dims", "start"}
+WHOLE: Options = {"ids": nested([[5, 6], [7, 8, 9]]), "whole": nested([[5, 6], [7, 8, 9]])}
+
+
+def names_options():
+    """Each public function, an option of it that names a column, and a value of that option."""
+    return [
+        (name, option, value)
+        for name, valid in CALLS.items()
+        for option in valid
+        if (name, option) not in NOT_NAMES
+        for value in NAMING.get(option, ())
+    ]
+
+
+def outcome(name, options):
+    """What a call returns, in a form that can be compared; or the type of its error."""
+    batch = next((option for option in ("td", "source", "batch") if option in options), None)
+    if batch is not None and name in ("materialize", "PackPlan.pack", "MicroBatches.pack"):
+        options = {**options, batch: WHOLE}
+    try:
+        found = call(name, options)
+    except JagcodecError as error:
+        return type(error)
+    if isinstance(found, jagcodec.MsgpackEncoder):
+        return found.encode(odd.batch())
+    if isinstance(found, RowBuilder):
+        return found._same, found.to_row()
+    return [columns for _, columns in found] if name == "MicroBatches.pack" else found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "option", "value"), names_options())
+def test_a_tuple_of_one_name_is_that_name_or_is_refused(name, option, value, places):
+    def in_tuple(each):
+        return (each,) if each == "ids" else each
+
+    if isinstance(value, dict):
+        given: Any = {in_tuple(key): in_tuple(each) for key, each in value.items()}
+    else:
+        given = [*map(in_tuple, value)]
+    found = outcome(name, {**CALLS[name], option: given})
+    if option in NAMED_BY_STRINGS:
+        assert isinstance(found, type)
+        assert issubclass(found, JagcodecError)
+    else:
+        assert is_same(found, outcome(name, {**CALLS[name], option: value}))
+
+
+def test_two_values_for_one_column_are_refused():
+    for call_with in (
+        functools.partial(jagcodec.materialize, odd.batch()),
+        functools.partial(plan_packing([2, 1]).pack, odd.batch()),
+    ):
+        with pytest.raises(ArgumentError, match="one value for each column, found two for 'ids'"):
+            call_with(pad_value_dict={"ids": 1, ("ids",): 2})

@@ -129,7 +129,26 @@ def _names_in(names: Any, path: str, collect: Callable[[Any], Any]) -> Any:
         detail = f"expected names, found {describe(names)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     check_names(collected, path)
-    return collected
+    if _STRING.issuperset(map(type, collected)):
+        return collected
+    return collect(map(key_of, collected))
+
+
+def key_of(name: Any) -> Any:
+    """The key of a column that an argument names: as in tensordict, ``("ids",)`` is "ids"."""
+    return name[0] if type(name) is tuple and len(name) == 1 else name
+
+
+def values_by_key(values: dict[Any, Any], path: str) -> dict[Any, Any]:
+    """Values by the names of columns, as an argument holds them, by the keys of the columns."""
+    if _STRING.issuperset(map(type, values)):
+        return values
+    keyed = {key_of(name): value for name, value in values.items()}
+    if len(keyed) < len(values):
+        twice = next(key for key in keyed if key in values and (key,) in values)
+        detail = f"expected one value for each column, found two for {brief(twice)}"
+        raise ArgumentError("conflict", path, detail)
+    return keyed
 
 
 def check_names(names: Iterable[Any], path: str) -> None:

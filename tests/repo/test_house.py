@@ -579,7 +579,7 @@ WITHOUT_TORCH = (
     *("rows.row_splits", "rows.views", "rows.chosen_rows", "rows.chosen_rows"),
     *("produce.row_kinds", "produce.number_types"),
     *("produce.numbers", "produce.cells", "train.json_text", "memory.small_floats"),
-    *("columns.batch", "columns.column", "columns.memory", "columns.join", "columns.user_arrays"),
+    *("columns.batch", "columns.held", "columns.memory", "columns.join", "columns.user_arrays"),
     *("wire.read.decoder", "wire.read.array_values", "wire.read.message_source"),
     *("wire.read.wire_batch", "train.rows"),
     *("wire.many.joined", "wire.compare", "train.describe", "train.tax", "train.to_rows", "record"),

@@ -242,7 +242,7 @@ def _as_array(value: Any) -> Any:
     """A tensor or a scalar of numpy as an array, of bytes if need be; any other value unchanged."""
     import numpy as np
 
-    from jagcodec.columns.column import column_of
+    from jagcodec.columns.held import column_of
 
     if isinstance(value, np.generic):
         return np.asarray(value)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from jagcodec.columns.batch import Name
-from jagcodec.columns.column import column_of, each_leaf, read_offsets
+from jagcodec.columns.held import column_of, each_leaf, read_offsets
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.rows.copy_rows import values_of

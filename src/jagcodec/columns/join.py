@@ -20,7 +20,7 @@ import numpy as np
 
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import InPlace
-from jagcodec.columns.column import (
+from jagcodec.columns.held import (
     Array,
     DictBatch,
     HeldColumn,

@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorData
 
 from jagcodec.columns.batch import InPlace
-from jagcodec.columns.column import HeldColumn, column_of
+from jagcodec.columns.held import HeldColumn, column_of
 from jagcodec.columns.join import (
     CONVERT_REMEDY,
     PACK_REMEDY,

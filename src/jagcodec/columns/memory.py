@@ -23,7 +23,7 @@ from jagcodec.columns.batch import (
     leaves_of,
     to_send_inside,
 )
-from jagcodec.columns.column import DictBatch, HeldColumn, column_of, not_a_column
+from jagcodec.columns.held import DictBatch, HeldColumn, column_of, not_a_column
 from jagcodec.columns.join import chosen_leaf, plan_rows
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.arrays import IntArray, object_array

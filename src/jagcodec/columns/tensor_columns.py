@@ -25,7 +25,7 @@ from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.columns.batch import CellRows, FieldSchema, Name, OneObject, packed_field
-from jagcodec.columns.column import (
+from jagcodec.columns.held import (
     Array,
     HeldColumn,
     InnerBatch,

@@ -18,12 +18,14 @@ from jagcodec._arguments import (
     check_laid_out,
     check_names,
     check_new_name,
+    key_of,
     mapping_of,
     name_set,
     named_item,
+    values_by_key,
 )
 from jagcodec.columns.batch import Key
-from jagcodec.columns.column import Array, ViewColumn, column_of
+from jagcodec.columns.held import Array, ViewColumn, column_of
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.tensor_columns import Dense
 from jagcodec.errors import (
@@ -62,7 +64,8 @@ class ColumnBuffers:
         self, pads: Any, token_aligned: Any, align_end: Any, keep_jagged: Any, out: Any = None
     ) -> None:
         """Check the options of `pack`, as callers pass them, and keep them."""
-        self._pads = self._by_name(pads, "pad_value_dict", "pads")
+        pads_by_name = self._by_name(pads, "pad_value_dict", "pads")
+        self._pads = values_by_key(pads_by_name, f"{self._where}(pad_value_dict)")
         self._token_aligned = name_set(token_aligned, f"{self._where}(token_aligned_fields)")
         self._align_end = name_set(align_end, f"{self._where}(align_end)")
         self._keep_jagged = name_set(keep_jagged, f"{self._where}(keep_jagged)")
@@ -161,7 +164,8 @@ class ColumnBuffers:
         names = mapping_of(names, where, "the name of a column, or a dict of names to names")
         check_names([*names, *names.values()], where)
         packed = dict(self._buffers)
-        for name, key in names.items():
+        for name, named in values_by_key(names, where).items():
+            key = key_of(named)
             check_laid_out(key, packed, "packed", where)
             remedy = f"pass labels_of={{'another name': {key!r}}}"
             check_new_name(name, columns, where, remedy)

@@ -454,7 +454,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
     """Join batches or columns of ``sizes[i]`` rows each, and choose the rows of `index`."""
     check_torch(where)
-    from jagcodec.columns.column import read_offsets, row_count
+    from jagcodec.columns.held import read_offsets, row_count
     from jagcodec.columns.join import join_leaves
     from jagcodec.rows.row_splits import RowSplitsPool
     from jagcodec.wire.compare import same_values

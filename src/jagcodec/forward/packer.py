@@ -17,7 +17,7 @@ from jagcodec._arguments import (
     array_of,
     items_of,
 )
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.errors import (
     ArgumentError,
     describe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jagcodec.columns.batch import with_closed
-from jagcodec.columns.column import DictBatch, Open, column_of, with_columns
+from jagcodec.columns.held import DictBatch, Open, column_of, with_columns
 from jagcodec.columns.memory import MemorySource
 from jagcodec.columns.tensor_columns import TensorColumn, TensorDictBatch
 from jagcodec.memory.arrays import IntArray

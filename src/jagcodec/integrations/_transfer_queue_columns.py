@@ -16,7 +16,7 @@ import torch
 
 from jagcodec import concat_rows
 from jagcodec.columns.batch import Columns, closed
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.columns.tensor_columns import (
     Dense,
     Jagged,

@@ -19,7 +19,7 @@ import torch
 
 from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec._compiling import untraced
-from jagcodec.columns.column import Array, DictBatch, HeldColumn, ViewColumn, column_of
+from jagcodec.columns.held import Array, DictBatch, HeldColumn, ViewColumn, column_of
 from jagcodec.columns.tensor_columns import Dense, Jagged, StridedNested
 from jagcodec.errors import ArgumentError, brief, describe
 from jagcodec.memory.arrays import IntArray

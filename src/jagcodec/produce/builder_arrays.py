@@ -8,7 +8,7 @@ import numpy as np
 
 from jagcodec._dependencies import check_torch
 from jagcodec.columns.batch import As, Batch, CellRows, OneObject, views_of
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.arrays import IN_NUMPY
 from jagcodec.rows.copy_bytes import array_of_cells, array_of_view, gathered_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jagcodec.columns.batch import Batch, views_of
-from jagcodec.columns.column import Array, ViewColumn, column_of
+from jagcodec.columns.held import Array, ViewColumn, column_of
 from jagcodec.columns.tensor_columns import Dense, Payloads
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.tensor_bytes import contiguous_bits

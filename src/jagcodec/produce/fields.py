@@ -22,7 +22,7 @@ from jagcodec._arguments import (
 )
 from jagcodec._compiling import untraced
 from jagcodec.columns.batch import Columns
-from jagcodec.columns.column import Array, ObjectList, Open, column_of, row_count
+from jagcodec.columns.held import Array, ObjectList, Open, column_of, row_count
 from jagcodec.columns.tensor_columns import Dense, Packed, Payloads, Sparse, Unbatched
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Target

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import unknown_name
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.columns.tensor_columns import Dense, Jagged
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.arrays import IntArray

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from jagcodec.columns.column import DictBatch, Open, column_of, row_count
+from jagcodec.columns.held import DictBatch, Open, column_of, row_count
 from jagcodec.columns.tensor_columns import Dense, Jagged, Packed, Payloads, StridedNested
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.produce.cells_tensors import tensor_of_cells

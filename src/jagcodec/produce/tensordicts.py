@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec.columns.batch import Columns, closed
-from jagcodec.columns.column import Array, as_leaf, column_of, row_count
+from jagcodec.columns.held import Array, as_leaf, column_of, row_count
 from jagcodec.columns.tensor_columns import Dense, Sparse
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.rows.copy_rows import gathered, values_of

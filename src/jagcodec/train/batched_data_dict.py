@@ -24,8 +24,8 @@ from jagcodec._arguments import (
 )
 from jagcodec._compiling import untraced
 from jagcodec.columns.batch import ColumnDict, closed, with_closed
-from jagcodec.columns.column import read_offsets, row_count, row_counts
 from jagcodec.columns.devices import moved
+from jagcodec.columns.held import read_offsets, row_count, row_counts
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import LENGTH_DTYPES, usable_device

@@ -16,10 +16,12 @@ from jagcodec._arguments import (
     check_known,
     check_names,
     check_option,
+    key_of,
     mapping_of,
     name_set,
     require_flag,
     require_int,
+    values_by_key,
 )
 from jagcodec.columns.batch import Key
 from jagcodec.errors import (
@@ -160,7 +162,7 @@ def _read_values_by_column(value: Any, option: str, expected: str) -> dict[Any, 
     """An option that maps names of columns to values."""
     values = mapping_of(value, f"materialize({option})", expected)
     check_names(values, f"materialize({option})")
-    return values
+    return values_by_key(values, f"materialize({option})")
 
 
 def _read_sides(padding_side: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
@@ -201,6 +203,7 @@ def _read_align_end(align_end: Any) -> Mapping[Any, Any]:
     expected = "a dict of names of columns to names of columns that have all tokens"
     ends = _read_values_by_column(align_end, "align_end", expected)
     check_names(ends.values(), "materialize(align_end)")
+    ends = {name: key_of(whole) for name, whole in ends.items()}
     for name in ends.values():
         if name in ends:
             detail = f"expected columns that have all tokens, found {brief(name)} on both sides"

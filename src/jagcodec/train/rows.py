@@ -14,7 +14,7 @@ import numpy as np
 
 from jagcodec._arguments import host_array, require_flag, require_int
 from jagcodec._compiling import untraced
-from jagcodec.columns.column import as_leaf, column_of, read_offsets, with_columns
+from jagcodec.columns.held import as_leaf, column_of, read_offsets, with_columns
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.assignment import Rules, assign_rows

@@ -13,7 +13,7 @@ from jagcodec._arguments import int_or_none, require_flag, require_int
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import to_send
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe, shown
 from jagcodec.memory.arrays import IntArray, tensor_type
 from jagcodec.rows.lengths import Lengths, read_lengths

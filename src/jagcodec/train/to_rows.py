@@ -14,7 +14,7 @@ from jagcodec._arguments import check_option, known_names, name_list
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import has_torch, module_with_torch
 from jagcodec.columns.batch import As, CellRows, OneObject, views_of
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.arrays import torch_name
 from jagcodec.memory.extents import ListBudget, check_extent, lists_of

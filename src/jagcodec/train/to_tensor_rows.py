@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from jagcodec.columns.column import Array, DictBatch, HeldColumn, ViewColumn, column_of
+from jagcodec.columns.held import Array, DictBatch, HeldColumn, ViewColumn, column_of
 from jagcodec.columns.tensor_columns import (
     Dense,
     Jagged,

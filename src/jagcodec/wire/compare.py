@@ -19,7 +19,7 @@ import numpy as np
 
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import closed, source_in
-from jagcodec.columns.column import (
+from jagcodec.columns.held import (
     Array,
     CellsColumn,
     DictBatch,

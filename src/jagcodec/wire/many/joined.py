@@ -45,7 +45,7 @@ from jagcodec.columns.batch import (
     to_send_inside,
     views_of,
 )
-from jagcodec.columns.column import as_leaf, column_of
+from jagcodec.columns.held import as_leaf, column_of
 from jagcodec.columns.join import join_leaves, join_views, require_same_names
 from jagcodec.columns.memory import nested_source, user_value_in_memory
 from jagcodec.errors import (

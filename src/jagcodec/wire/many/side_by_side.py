@@ -15,7 +15,7 @@ from jagcodec.columns.batch import (
     columns_in,
     source_in,
 )
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.rows.views import RaggedView

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jagcodec.columns.column import row_count
+from jagcodec.columns.held import row_count
 from jagcodec.errors import ArgumentError
 from jagcodec.wire.checks import bad, fail
 from jagcodec.wire.leaf import rows_of_node

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jagcodec.columns.batch import As, Batch, FieldSchema, OneObject, Read, closed_batch, leaves_of
-from jagcodec.columns.column import DictBatch, HeldColumn, column_of, row_count
+from jagcodec.columns.held import DictBatch, HeldColumn, column_of, row_count
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.memory import (
     BuiltSource,

@@ -24,7 +24,7 @@ from jagcodec.columns.batch import (
     leaves_of,
     to_send_inside,
 )
-from jagcodec.columns.column import row_counts
+from jagcodec.columns.held import row_counts
 from jagcodec.columns.memory import DocumentSource
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory.arrays import ByteArray

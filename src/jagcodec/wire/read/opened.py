@@ -15,7 +15,7 @@ import numpy as np
 
 from jagcodec._arguments import items_of
 from jagcodec.columns.batch import FieldSchema, Key, values_of_batch, views_of, with_closed
-from jagcodec.columns.column import (
+from jagcodec.columns.held import (
     column_of,
     field_in_memory,
     read_offsets,

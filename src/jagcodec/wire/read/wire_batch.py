@@ -28,7 +28,7 @@ from jagcodec.columns.batch import (
     views_of,
     with_closed,
 )
-from jagcodec.columns.column import column_of, row_counts
+from jagcodec.columns.held import column_of, row_counts
 from jagcodec.columns.memory import MemorySource, columns_and_meta
 from jagcodec.errors import (
     ArgumentError,

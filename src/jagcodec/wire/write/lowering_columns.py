@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jagcodec.columns.batch import Batch, CellRows, Columns, OneObject, to_send
-from jagcodec.columns.column import column_of
+from jagcodec.columns.held import column_of
 from jagcodec.memory import extent_of
 from jagcodec.memory.arrays import IntArray
 from jagcodec.rows.views import RaggedView
