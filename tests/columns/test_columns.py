@@ -6,12 +6,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from jagcodec.columns.held import column_of
 from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor, lazy_stack
 
 from jagcodec import concat_rows, open_wire, plan_micro_batches, select_rows
 from jagcodec.columns import join, join_tensors
 from jagcodec.columns.batch import CellRows, FieldSchema, OneObject
+from jagcodec.columns.held import column_of
 from jagcodec.rows import copy_bytes
 from jagcodec.rows.nested import view_of
 from jagcodec.rows.varlen import varlen_column
