@@ -53,8 +53,11 @@ class HeldColumn:
 
     __slots__ = ("value",)
     family: ClassVar[Any] = None  # columns of one family can be joined; None if none can
+    # Whether it is a batch in memory, whose columns can be listed. A tensorclass is one.
     is_batch: ClassVar[bool] = False
-    has_columns: ClassVar[bool] = False  # whether functions over batches accept it
+    # Whether functions over batches accept it. They accept an open batch, whose columns are not in
+    # memory, but not a tensorclass, which has other fields besides its columns.
+    has_columns: ClassVar[bool] = False
     has_tensor: ClassVar[bool] = False  # whether it is a tensor
     is_packed: ClassVar[bool] = False  # whether it is a `PackedColumn`
     is_in_place: ClassVar[bool] = False  # whether its rows are views, or one object
@@ -231,7 +234,7 @@ class Array(ShapedColumn):
 
     def user_value(self, path: str) -> Any:
         numbers = is_numeric(self.value)
-        return _values().user_value_of_numbers(self.value, path) if numbers else self.value
+        return _user_values().user_value_of_numbers(self.value, path) if numbers else self.value
 
     def column_from(self, other: HeldColumn, path: str) -> Any:
         array = other.array_for_join(numbers=is_numeric(self.value))
@@ -296,7 +299,7 @@ class ViewColumn(HeldColumn):
         return _tensors().leaf_of_view(self.value)
 
     def user_value(self, path: str) -> Any:
-        return _values().user_value_of_view(self.value)
+        return _user_values().user_value_of_view(self.value)
 
     def sizes(self, wanted: list[int]) -> list[int]:
         return [self.value.row_splits.rows]
@@ -326,7 +329,7 @@ class CellsColumn(HeldColumn):
         return _tensors().tensor_of_view(self.value.view)
 
     def user_value(self, path: str) -> Any:
-        return _values().user_value_of_rectangle(self.value.view)
+        return _user_values().user_value_of_rectangle(self.value.view)
 
 
 class OneObjectColumn(HeldColumn):
@@ -365,8 +368,8 @@ class OneObjectColumn(HeldColumn):
 # --- batches -----------------------------------------------------------------------------------
 
 
-class InnerBatch(HeldColumn):
-    """A batch inside a batch."""
+class HeldBatch(HeldColumn):
+    """A batch in memory: the outermost one, or one that is a column of another."""
 
     __slots__ = ()
     is_batch = True
@@ -391,7 +394,7 @@ class InnerBatch(HeldColumn):
         return other.value if other.is_batch and other.has_columns else None
 
 
-class DictBatch(InnerBatch):
+class DictBatch(HeldBatch):
     """A dict of columns."""
 
     __slots__ = ()
@@ -419,7 +422,10 @@ class DictBatch(InnerBatch):
 
 
 class Open(HeldColumn):
-    """An open batch, such as a `WireBatch`: it reads its columns when it is asked for them."""
+    """An open batch, such as a `WireBatch`: it reads its columns when it is asked for them.
+
+    It is not a `HeldBatch`, because its columns are not in memory.
+    """
 
     __slots__ = ()
     has_columns = True
@@ -488,8 +494,8 @@ def _tensors() -> Any:
     return module_with_torch("columns.tensor_columns", "columns")
 
 
-def _values() -> Any:
-    """The module that makes what a caller gets of a column: tensors, or arrays without torch."""
+def _user_values() -> Any:
+    """The module that makes what ``batch[name]`` returns: tensors, or arrays without torch."""
     return with_or_without_torch("columns.tensor_columns", "columns.user_arrays")
 
 

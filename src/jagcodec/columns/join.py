@@ -23,8 +23,8 @@ from jagcodec.columns.batch import InPlace
 from jagcodec.columns.held import (
     Array,
     DictBatch,
+    HeldBatch,
     HeldColumn,
-    InnerBatch,
     ObjectList,
     OneObjectColumn,
     column_of,
@@ -299,7 +299,7 @@ class RowJoiner:
 
     # Batches
 
-    def join_batches(self, columns: Sequence[InnerBatch], path: str) -> Any:
+    def join_batches(self, columns: Sequence[HeldBatch], path: str) -> Any:
         """Batches with the same columns: join each column, in the order of the first batch."""
         model, rows = columns[self.model], 0
         sizes = [each.inner_sizes(path) for each in columns]

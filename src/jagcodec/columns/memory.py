@@ -71,12 +71,12 @@ class MemorySource(Source):
     def pool_inside(self) -> RowSplitsPool:
         return self.pool
 
-    def take(self, name: str | None, value: Any) -> Any:
+    def take_column(self, name: str | None, value: Any) -> Any:
         """A column for a caller, who may change it; `value` is that of the first read."""
         return value
 
-    def reader(self, name: str | None) -> Callable[[], Any] | None:
-        """Reads a column again from its message; None if it is the caller's own object."""
+    def reread(self, name: str | None) -> Callable[[], Any] | None:
+        """A function that reads a column again from its message; None for the caller's own."""
         return None
 
     def check_rows(self, column: Any, *names: str) -> None:
@@ -116,25 +116,25 @@ class DocumentSource(MemorySource):
         """`read_again` returns the columns and `meta` as new objects."""
         super().__init__(columns, sizes, meta, outer, path)
         self._read_again = read_again
-        # What no caller has yet: columns by name, and `meta` by None.
-        self._untaken: dict[Any, Any] = {**columns, None: meta}
+        # What no caller has yet: columns by name, and `meta` by `_META`.
+        self._untaken: dict[Any, Any] = {**columns, _META: meta}
 
     def meta(self) -> dict[str, Any]:
-        return dict(self._take(None))
+        return dict(self._take_once(_META))
 
-    def take(self, name: str | None, value: Any) -> Any:
-        return self._take(name)
+    def take_column(self, name: str | None, value: Any) -> Any:
+        return self._take_once(name)
 
-    def reader(self, name: str | None) -> Callable[[], Any] | None:
+    def reread(self, name: str | None) -> Callable[[], Any] | None:
         return lambda: self._read_again()[0][name]  # type: ignore[index]
 
-    def _take(self, name: str | None) -> Any:
-        """A column by name, or `meta` by None: a new object, which no later call returns."""
+    def _take_once(self, name: Any) -> Any:
+        """A column by name, or `meta` by `_META`: a new object, which no later call returns."""
         value = self._untaken.pop(name, _TAKEN)
         if value is _TAKEN:
             columns, meta = self._read_again()
             # Keep the others: a caller who reads each column in turn unpacks the documents once.
-            untaken: dict[Any, Any] = {**columns, None: meta}
+            untaken: dict[Any, Any] = {**columns, _META: meta}
             value = untaken.pop(name)
             self._untaken = untaken
         return value
@@ -142,6 +142,9 @@ class DocumentSource(MemorySource):
 
 _TAKEN = object()
 """Stands for a column that a caller has."""
+
+_META = object()
+"""Stands for the name of a column in a look-up of `meta`."""
 
 
 class BuiltSource(MemorySource):
@@ -154,7 +157,7 @@ class BuiltSource(MemorySource):
         super().__init__({}, sizes, {}, outer, "$")
         self._build = build
 
-    def reader(self, name: str | None) -> Callable[[], Any] | None:
+    def reread(self, name: str | None) -> Callable[[], Any] | None:
         return self._build
 
 
@@ -182,7 +185,7 @@ class MemoryColumn(Column):
 
     def read(self, how: Read) -> Any:
         self._check_all(how)
-        column, chosen = self.source.take(self.name, self.value), how.chosen
+        column, chosen = self.source.take_column(self.name, self.value), how.chosen
         holder = column_of(column)
         # A batch is read column by column. Without torch, a TensorDict is, too.
         if isinstance(holder, DictBatch) or (how.form is As.HOST and holder.leaves() is not None):
@@ -207,7 +210,7 @@ class MemoryColumn(Column):
 
     def to_send(self, how: Read) -> Any:
         self._check_all(how)
-        column, chosen = self.source.take(self.name, self.value), how.chosen
+        column, chosen = self.source.take_column(self.name, self.value), how.chosen
         holder = column_of(column)
         if isinstance(holder, DictBatch):
             return to_send_inside(self._nested(column, how), how)
@@ -248,8 +251,8 @@ class MemoryColumn(Column):
     def _nested(self, column: Any, how: Read) -> Batch:
         """A batch in the batch, as an open batch of the same rows."""
         source = self.source
-        reader = source.reader(self.name)
-        inner = nested_source(column, source.sizes[:1], source, self._path(), reader)
+        reread = source.reread(self.name)
+        inner = nested_source(column, source.sizes[:1], source, self._path(), reread)
         return how.batch_type(inner, None, how.chosen)
 
     def _check_all(self, how: Read) -> None:
@@ -307,14 +310,13 @@ def nested_source(
     sizes: Sequence[int],
     outer: Source,
     path: str,
-    reader: Callable[[], Any] | None = None,
+    reread: Callable[[], Any] | None = None,
 ) -> MemorySource:
-    """The source of a batch in a batch; `reader` reads it again if it is from a message."""
+    """The source of a batch in a batch; `reread` reads it again if it is from a message."""
     columns, meta = columns_and_meta(batch)
-    if reader is None:
+    if reread is None:
         return MemorySource(columns, sizes, meta, outer, path)
-    read = reader
-    return DocumentSource(columns, sizes, meta, outer, lambda: columns_and_meta(read()), path)
+    return DocumentSource(columns, sizes, meta, outer, lambda: columns_and_meta(reread()), path)
 
 
 def leaf_in_memory(column: Any, source: Source, path: str) -> Any:

@@ -1,7 +1,8 @@
 """Classes for columns of tensors and for leaves of TensorDicts: imported when there is one.
 
 First come tensors and `PackedColumn`, then what only a TensorDict holds. Functions that make
-tensors and leaves of rows in other forms follow. `add_kinds` at the end has the table of types.
+tensors and leaves of rows in other forms follow; some have a second name, by which `held` makes
+what ``batch[name]`` returns. `add_kinds` at the end has the table of types.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.columns.batch import CellRows, FieldSchema, Name, OneObject, packed_field
 from jagcodec.columns.held import (
     Array,
+    HeldBatch,
     HeldColumn,
-    InnerBatch,
     Mover,
     ObjectList,
     ShapedColumn,
@@ -54,7 +55,7 @@ from jagcodec.rows.nested import (
     view_of_parts,
     view_of_strided,
 )
-from jagcodec.rows.non_tensor import leaf_of_rows as leaf_of_rows  # `column` calls it from here
+from jagcodec.rows.non_tensor import leaf_of_rows as leaf_of_rows  # `held` calls it from here
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.varlen import PackedColumn, check_varlen, varlen_column, view_of_varlen
 from jagcodec.rows.views import RaggedView
@@ -364,7 +365,7 @@ class Payloads(HeldColumn):
         return NonTensorData(other.value, batch_size=[len(other.value)])
 
 
-class TensorDictBatch(InnerBatch):
+class TensorDictBatch(HeldBatch):
     """A TensorDict: a batch of any number of batch dims, whose first dim has the rows."""
 
     __slots__ = ()
@@ -467,7 +468,7 @@ def _differing_dims(members: Sequence[TensorDictBase]) -> int | None:
     return most
 
 
-class TensorClass(InnerBatch):
+class TensorClass(HeldBatch):
     """A tensorclass: a TensorDict of its fields, and a dict of those that it cannot hold."""
 
     __slots__ = ()
@@ -524,10 +525,15 @@ def array_leaf(array: npt.NDArray[Any], path: str) -> Any:
         raise ArgumentTypeError("bad_dtype", path, detail) from error
 
 
-# What ``batch[name]`` returns, as in `columns.user_arrays`. `column` calls these through `half`.
+# --- what ``batch[name]`` returns --------------------------------------------------------------
+
+# `columns.user_arrays` has functions of these names, too: `held` calls those of one module. They
+# are the functions above, without a call between.
 user_value_of_view = leaf_of_view
 user_value_of_rectangle = tensor_of_view
 user_value_of_numbers = array_leaf
+
+# --- leaves of a TensorDict --------------------------------------------------------------------
 
 
 def on_device(leaf: Any, device: torch.device) -> Any:
