@@ -568,9 +568,10 @@ def test_a_tuple_of_one_name_is_that_name_or_is_refused(name, option, value, pla
 
 
 def test_two_values_for_one_column_are_refused():
+    both: Any = {"ids": 1, ("ids",): 2}
     for call_with in (
         functools.partial(jagcodec.materialize, odd.batch()),
         functools.partial(plan_packing([2, 1]).pack, odd.batch()),
     ):
         with pytest.raises(ArgumentError, match="one value for each column, found two for 'ids'"):
-            call_with(pad_value_dict={"ids": 1, ("ids",): 2})
+            call_with(pad_value_dict=both)

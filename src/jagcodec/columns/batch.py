@@ -29,10 +29,16 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 Name: TypeAlias = tuple[str, ...]
-"""A column: the names of the nested batches that it is in, and its own."""
+"""A column inside the library: the names of the nested batches that it is in, and its own.
+
+Always a tuple, also of one name. What a caller writes is a `Key`.
+"""
 
 Key: TypeAlias = str | tuple[str, ...]
-"""A column in arguments: its name, or for one in a nested batch all names on the way."""
+"""A column in arguments: its name, or for one in a nested batch all names on the way.
+
+A caller may also write a tuple of one name; `_arguments.key_of` makes it a `Key`.
+"""
 
 
 class FieldSchema(NamedTuple):
@@ -262,6 +268,10 @@ class Batch:
     def __len__(self) -> int:
         """N: the number of rows as chosen."""
         return self._source.sizes[0] if self._chosen is None else len(self._chosen)
+
+
+# A `WireBatch` is public and has the attributes of `Batch`, so they are private to users. Other
+# modules of the library read them by these four functions.
 
 
 def names_in(batch: Batch) -> tuple[str, ...]:

@@ -67,13 +67,13 @@ def join_leaves(
     pool: RowSplitsPool,
     path: str,
     same: Callable[[Any, Any], bool],
-    model: int = 0,
+    model_index: int = 0,
 ) -> Any:
-    """The rows of several columns joined, or those `chosen`, in the form of the one at `model`.
+    """The rows of several columns joined, or those `chosen`, in the form of one of the columns.
 
     `same` compares values that belong to whole batches.
     """
-    return RowJoiner(chosen, pool, same, model).join(leaves, path)
+    return RowJoiner(chosen, pool, same, model_index).join(leaves, path)
 
 
 def join_views(
@@ -123,12 +123,12 @@ class RowJoiner:
         chosen: Chosen | None,  # None means all rows
         pool: RowSplitsPool,
         same: Callable[[Any, Any], bool],
-        model: int,  # the column, or batch, that others are made like
+        model_index: int,  # of the column, or batch, whose form the result has
     ) -> None:
         self.chosen = chosen
         self.pool = pool
         self.same = same
-        self.model = model
+        self.model_index = model_index
         # By the id of row splits: these splits, so that the id stays theirs, and the chosen ones.
         self._splits: dict[int, tuple[RowSplits, RowSplits]] = {}
         self._cells: tuple[IntArray, RowSplits] | None = None
@@ -140,9 +140,11 @@ class RowJoiner:
     def plan_join(self, leaves: Sequence[Any], path: str) -> Any:
         """The joined column; or an `InPlace`, if its rows must be copied first."""
         columns = [column_of(leaf) for leaf in leaves]
-        family = columns[self.model].family
+        family = columns[self.model_index].family
         if any(column.family is not family for column in columns):
-            columns = [self._like_model(each, columns, i, path) for i, each in enumerate(columns)]
+            columns = [
+                self._like_model(column, columns, i, path) for i, column in enumerate(columns)
+            ]
         if columns[0].family is None:
             raise not_a_column(leaves[0], path)
         join_columns = _JOIN_OF_KIND.get(type(columns[0]))
@@ -155,7 +157,7 @@ class RowJoiner:
         self, column: HeldColumn, columns: Sequence[HeldColumn], i: int, path: str
     ) -> HeldColumn:
         """A column in the form of the model, if that can hold the same; an error otherwise."""
-        model = columns[self.model]
+        model = columns[self.model_index]
         if column.family is model.family:
             return column
         if column.family is None or model.family is None:
@@ -171,7 +173,7 @@ class RowJoiner:
             detail += _OBJECT_REMEDY
         raise ArgumentTypeError("bad_type", f"{path} of batch {i}", detail)
 
-    def is_one_column(self, columns: Sequence[Any]) -> bool:
+    def only_chooses(self, columns: Sequence[Any]) -> bool:
         """Whether rows are chosen from one column, so that nothing is joined."""
         return len(columns) == 1 and self.chosen is not None
 
@@ -189,52 +191,54 @@ class RowJoiner:
 
     def join_lists(self, columns: Sequence[HeldColumn], path: str) -> list[Any]:
         """Lists of objects as one list."""
-        return self.chosen_items(itertools.chain.from_iterable(list.copy(x.value) for x in columns))
+        # A subclass of list may report another length.
+        lists = (list.copy(column.value) for column in columns)
+        return self.chosen_items(itertools.chain.from_iterable(lists))
 
     def join_one_objects(self, columns: Sequence[HeldColumn], path: str) -> Any:
         """One object again if all batches have the same; else an array with an item per row."""
-        first, *others = each = [column.value for column in columns]
-        arrays = [one.items() for one in each]
+        first, *others = values = [column.value for column in columns]
+        arrays = [value.items() for value in values]
         if all(array is not None for array in arrays):
             joined = make_column(self.join_arrays([*map(column_of, arrays)], path))
             return first._replace(data=joined, rows=len(joined))
         none_is_array = all(array is None for array in arrays)
         if none_is_array and all(self.same(first.data, other.data) for other in others):
-            return first._replace(rows=self.total_rows(each, path))
+            return first._replace(rows=self.total_rows(values, path))
         objects = itertools.chain.from_iterable(column.objects() or () for column in columns)
         return object_array(self.chosen_items(objects))
 
     def join_arrays(self, columns: Sequence[HeldColumn], path: str) -> Any:
         """Arrays as one array; or an `InPlace` of their chosen rows."""
         check_columns(columns, path)
-        leaves = [column.value for column in columns]
-        whole, is_one_column = leaves[0], self.is_one_column(leaves)
-        if not is_one_column:
+        arrays = [column.value for column in columns]
+        whole, only_chooses = arrays[0], self.only_chooses(arrays)
+        if not only_chooses:
             # Arrays of texts may differ in length: the result has the longest.
-            kinds = [
-                x.dtype.kind if x.dtype.kind in "US" else x.dtype.newbyteorder("=") for x in leaves
-            ]
+            dtypes = [array.dtype for array in arrays]
+            kinds = [each.kind if each.kind in "US" else each.newbyteorder("=") for each in dtypes]
             check_equal(kinds, "dtype", path, CONVERT_REMEDY)
-            check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
-            whole = max((leaves[self.model], *leaves), key=operator.attrgetter("dtype.itemsize"))
-        self.check_extent(sum(map(len, leaves)), whole.shape[1:], whole.itemsize, path)
-        if is_one_column:
+            check_equal([array.shape[1:] for array in arrays], "row shape", path)
+            models = arrays[self.model_index], *arrays
+            whole = max(models, key=operator.attrgetter("dtype.itemsize"))
+        self.check_extent(sum(map(len, arrays)), whole.shape[1:], whole.itemsize, path)
+        if only_chooses:
             return whole[indexer(self.chosen)]
         if self.chosen is None:
-            return np.concatenate(leaves, dtype=whole.dtype)
-        return self._plan_rows_of_arrays(leaves, whole)
+            return np.concatenate(arrays, dtype=whole.dtype)
+        return self._plan_rows_of_arrays(arrays, whole)
 
-    def _plan_rows_of_arrays(self, leaves: Sequence[Any], like_array: Any) -> Any:
+    def _plan_rows_of_arrays(self, arrays: Sequence[Any], like_array: Any) -> Any:
         """The chosen rows of several arrays."""
         dtype, inner, chosen = like_array.dtype, like_array.shape[1:], self.chosen
         plain = not dtype.hasobject and all(
-            leaf.dtype == dtype and leaf.flags.c_contiguous and leaf.nbytes for leaf in leaves
+            array.dtype == dtype and array.flags.c_contiguous and array.nbytes for array in arrays
         )
         if not plain or chosen is None:
-            return np.concatenate(leaves, dtype=dtype)[indexer(chosen)]
+            return np.concatenate(arrays, dtype=dtype)[indexer(chosen)]
         rows, ones = self.rows_as_cells(chosen)
         cell = like_array.itemsize * math.prod(inner)
-        view = in_buffers(as_buffers(leaves), np.dtype(np.uint8), (cell,), rows * cell, ones)
+        view = in_buffers(as_buffers(arrays), np.dtype(np.uint8), (cell,), rows * cell, ones)
         sizes = (len(rows), *inner)
         return InPlace(view, lambda cells: cells.view(dtype).reshape(sizes))
 
@@ -301,7 +305,7 @@ class RowJoiner:
 
     def join_batches(self, columns: Sequence[HeldBatch], path: str) -> Any:
         """Batches with the same columns: join each column, in the order of the first batch."""
-        model, rows = columns[self.model], 0
+        model, rows = columns[self.model_index], 0
         sizes = [each.inner_sizes(path) for each in columns]
         batches = [dict(column.items()) for column in columns]
         if not model.needs_leaf_form:

@@ -61,20 +61,21 @@ def join_payloads(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -
     """One object again if all batches have the same; else an array or a stack, with one per row."""
     leaves = [column.value for column in columns]
     first = leaves[0]
-    rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
-    check_equal(rest, "batch dims after the first", path)
+    inner_sizes = [tuple(leaf.batch_size[1:]) for leaf in leaves]
+    check_equal(inner_sizes, "batch dims after the first", path)
     arrays = [non_tensor.array_of_leaf(leaf) for leaf in leaves]
     if all(array is not None for array in arrays):
         joined = make_column(joiner.join_arrays([*map(column_of, arrays)], path))
-        return NonTensorData(joined, batch_size=[len(joined), *rest[0]])
+        return NonTensorData(joined, batch_size=[len(joined), *inner_sizes[0]])
     none_is_stack = not any(map(non_tensor.is_stack, leaves))
     none_has_array = all(array is None for array in arrays)
     is_same = none_is_stack and none_has_array
     if len(leaves) > 1:
         is_same = is_same and all(joiner.same(first.data, leaf.data) for leaf in leaves)
     if is_same:
-        return type(first)(first.data, batch_size=[joiner.total_rows(leaves, path), *rest[0]])
-    if rest[0]:
+        sizes = [joiner.total_rows(leaves, path), *inner_sizes[0]]
+        return type(first)(first.data, batch_size=sizes)
+    if inner_sizes[0]:
         detail = "expected objects of one batch dim, found a stack of several; flatten the batch"
         raise ArgumentError("bad_option", path, detail)
     payloads = (column.objects() or () for column in columns)
@@ -135,7 +136,7 @@ def _join_dense(joiner: RowJoiner, leaves: Sequence[torch.Tensor], path: str) ->
     if all(array is not None for array in arrays):
         view = _view_of_arrays(joiner, arrays, first)
         return InPlace(view, lambda cells: values_of_cells(cells, view))
-    whole = first if joiner.is_one_column(leaves) else cat_bits(leaves, 0)
+    whole = first if joiner.only_chooses(leaves) else cat_bits(leaves, 0)
     if isinstance(chosen, range):
         return _slice_of(whole, chosen, path)
     return whole if chosen is None else take_rows(whole, chosen)
@@ -180,14 +181,14 @@ def _plan_views(
 ) -> Any:
     """The wanted rows of views, end to end, in the column that `wrap` makes."""
     dim = views[0].ragged_dim
-    if joiner.is_one_column(views):
+    if joiner.only_chooses(views):
         view = joiner.chosen_view(views[0], path)
         row_splits = view.row_splits
     else:
         joiner.check_joinable(views, path)
         row_splits = joiner.pool.joined([view.row_splits for view in views])
-        inner = views[0].cell_bytes > 0 and dim == 1
-        if inner and all(view.uses_row_kernel for view in views):
+        may_share_buffers = views[0].cell_bytes > 0 and dim == 1
+        if may_share_buffers and all(view.uses_row_kernel for view in views):
             if joiner.chosen is not None:
                 row_splits = joiner.chosen_splits(row_splits, views[0], path)
             view = _in_buffers_of(views, joiner.chosen, row_splits)
@@ -208,8 +209,9 @@ def join_tensorclasses(joiner: RowJoiner, columns: Sequence[HeldColumn], path: s
     check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
     fields, others = zip(*map(non_tensor.fields_of, leaves), strict=True)
     remedy = "make such fields NonTensorStacks, with a value for each row"
-    rest = joiner.require_same(others, f"{brief(others[0])} next to its tensors", remedy, path)
-    return non_tensor.tensorclass_of(type(leaves[0]), joiner.join(fields, path), rest)
+    expected = f"{brief(others[0])} next to its tensors"
+    other_fields = joiner.require_same(others, expected, remedy, path)
+    return non_tensor.tensorclass_of(type(leaves[0]), joiner.join(fields, path), other_fields)
 
 
 def concat(views: Sequence[RaggedView], pool: RowSplitsPool) -> RaggedView:
@@ -263,6 +265,7 @@ def _slice_of(tensor: torch.Tensor, chosen: range, path: str) -> torch.Tensor:
 add_joins(
     {
         **dict.fromkeys((Dense, Sparse, StridedNested, Jagged), join_tensors),
+        # A lazy stack is not joined: `join_batches` asks for its `inner_sizes`, which is an error.
         **dict.fromkeys((TensorDictBatch, LazyStack), RowJoiner.join_batches),
         Unbatched: join_unbatched,
         Packed: join_packed,
