@@ -577,7 +577,7 @@ WITHOUT_TORCH = (
     *("wire.stored.narrow", "wire.stored.elide_cells", "wire.stored.elide_documents"),
     "wire.write.items_to_message",
     *("rows.row_splits", "rows.views", "rows.chosen_rows", "rows.chosen_rows"),
-    *("produce.row_kinds", "produce.number_types"),
+    *("produce.cell_dtypes", "produce.row_kinds", "produce.number_types"),
     *("produce.numbers", "produce.cells", "train.json_text", "memory.small_floats"),
     *("columns.batch", "columns.held", "columns.memory", "columns.join", "columns.user_arrays"),
     *("wire.read.decoder", "wire.read.array_values", "wire.read.message_source"),

@@ -17,6 +17,7 @@ from jagcodec._dependencies import with_or_without_torch
 from jagcodec.columns.batch import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows, error_at_column
 from jagcodec.produce.given_rows import read_dtypes
 from jagcodec.produce.growing_column import CellArray, Chunk, GrowingColumn
@@ -25,14 +26,7 @@ from jagcodec.produce.number_types import (
     types_of_rows,
 )
 from jagcodec.produce.numbers import cells_of_python
-from jagcodec.produce.row_kinds import (
-    DEFAULT_DTYPES,
-    OBJECT_ROW,
-    STORED_DTYPES,
-    cells_tensors,
-    described,
-    kind_of_row,
-)
+from jagcodec.produce.row_kinds import OBJECT_ROW, cells_tensors, described, kind_of_row
 from jagcodec.produce.rows import (
     encode_rows,
     read_ragged_dims,

@@ -21,6 +21,7 @@ from jagcodec.errors import (
     with_name_in_remedy,
 )
 from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, STORED_DTYPES
 from jagcodec.produce.cells_of_arrays import cast_cells, join_arrays, join_quickly, readable_array
 from jagcodec.produce.cells_of_lists import cells_of_deep_lists, cells_of_lists, cells_of_numbers
 from jagcodec.produce.number_types import (
@@ -31,7 +32,6 @@ from jagcodec.produce.numbers import cells_of_python
 from jagcodec.produce.row_kinds import (
     ARRAY_ROW,
     BLANK_ROW,
-    DEFAULT_DTYPES,
     KIND_OF_TYPE,
     MOST_LEVELS,
     NUMBER_ROW,
@@ -39,7 +39,6 @@ from jagcodec.produce.row_kinds import (
     OBJECT_TYPES,
     OR_OBJECTS,
     SEQUENCE_ROW,
-    STORED_DTYPES,
     RowKind,
     cells_tensors,
     dtype_name,

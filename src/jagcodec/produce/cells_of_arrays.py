@@ -18,16 +18,12 @@ from jagcodec.errors import (
     ArgumentTypeError,
 )
 from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.cell_dtypes import FILL_CODES, NUMBER_DTYPES
 from jagcodec.produce.number_types import (
     two_dtypes,
 )
 from jagcodec.produce.numbers import cast_array, cell_numbers, fill_cells
-from jagcodec.produce.row_kinds import (
-    FILL_CODES,
-    NUMBER_DTYPES,
-    OR_OBJECTS,
-    cells_tensors,
-)
+from jagcodec.produce.row_kinds import OR_OBJECTS, cells_tensors
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.items import RowCells
 

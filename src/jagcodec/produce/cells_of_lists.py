@@ -20,6 +20,7 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.cell_dtypes import FILL_CODES, STORED_DTYPES
 from jagcodec.produce.cells_of_arrays import ragged_dim_remedy, ragged_shape_text, readable_array
 from jagcodec.produce.number_types import (
     LocatedItem,
@@ -28,14 +29,7 @@ from jagcodec.produce.number_types import (
     types_of_items,
 )
 from jagcodec.produce.numbers import cells_of_python, fill_cells, place_of
-from jagcodec.produce.row_kinds import (
-    FILL_CODES,
-    OR_OBJECTS,
-    STORED_DTYPES,
-    first_item,
-    is_array,
-    wrong_kind,
-)
+from jagcodec.produce.row_kinds import OR_OBJECTS, first_item, is_array, wrong_kind
 from jagcodec.wire.items import RowCells
 
 

@@ -24,7 +24,7 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
     plain_arrays,
 )
-from jagcodec.produce.row_kinds import STORED_DTYPES
+from jagcodec.produce.cell_dtypes import STORED_DTYPES
 from jagcodec.wire.tensor_views import has_dense_cells as has_dense_cells
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from jagcodec.columns.batch import FieldSchema
 from jagcodec.errors import ArgumentError
+from jagcodec.produce.cell_dtypes import STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows
 from jagcodec.produce.number_types import (
     NARROW,
@@ -22,9 +23,6 @@ from jagcodec.produce.number_types import (
     check_floats,
     dtype_of_types,
     located_numbers,
-)
-from jagcodec.produce.row_kinds import (
-    STORED_DTYPES,
 )
 from jagcodec.produce.rows import (
     check_row_shape,

@@ -30,9 +30,8 @@ import numpy.typing as npt
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.memory.small_floats import LEAST_INFINITE, numbers_of, rounded
+from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES
 from jagcodec.produce.row_kinds import (
-    DEFAULT_DTYPES,
-    NUMBER_DTYPES,
     OBJECT_ROW,
     OR_OBJECTS,
     described,

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from jagcodec import kernels
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
 from jagcodec.memory.small_floats import LEAST_INFINITE, numbers_of, rounded
+from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, FILL_CODES
 from jagcodec.produce.row_kinds import (
-    DEFAULT_DTYPES,
-    FILL_CODES,
     OR_OBJECTS,
     cells_tensors,
     dtypes_remedy,

@@ -30,6 +30,7 @@ from jagcodec.errors import (
     JagcodecError,
     brief,
 )
+from jagcodec.produce.cell_dtypes import STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows, error_at_column
 from jagcodec.produce.given_rows import (
     ANY_FIELD,
@@ -39,11 +40,7 @@ from jagcodec.produce.given_rows import (
     read_dtypes,
     rows_tensors,
 )
-from jagcodec.produce.row_kinds import (
-    OBJECT_TYPES,
-    STORED_DTYPES,
-    are_equal_arrays,
-)
+from jagcodec.produce.row_kinds import OBJECT_TYPES, are_equal_arrays
 from jagcodec.produce.warnings import warn_of_objects
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
