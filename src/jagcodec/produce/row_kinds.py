@@ -1,7 +1,7 @@
-"""What a row may be: its kind, the dtype of its cells, and the errors for a wrong kind.
+"""What a row may be: its kind, and the errors for a wrong kind.
 
-`kind_of_row` decides the kind. First come the dtypes and the kinds, then what decides a kind, then
-lists of arrays, which are objects unless the caller names a dtype, then the errors.
+`kind_of_row` decides the kind. First come the kinds, then what decides a kind, then lists of
+arrays, which are objects unless the caller names a dtype, then the errors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from jagcodec._arguments import ARRAY_TYPES, array_remedy
 from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.memory.arrays import tensor_type, torch_name
-from jagcodec.produce.cell_dtypes import (
-    DEFAULT_DTYPES,
-    NUMBER_DTYPES,
-    TORCH_ARRAY_DTYPES,
-)
+from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES, TORCH_ARRAY_DTYPES
 from jagcodec.wire.spec import MAX_NDIM
 
 RowKind: TypeAlias = Literal["number", "sequence", "array", "object", "blank"]
@@ -146,7 +142,7 @@ def items_of_list(row: Any) -> Sequence[Any] | None:
     return row.tolist() if is_objects else None
 
 
-def are_equal_arrays(rows: Sequence[Any]) -> bool:
+def are_lists_of_equal_arrays(rows: Sequence[Any]) -> bool:
     """Whether rows are lists of arrays of one form, with two arrays or more in some row.
 
     The arrays may be in lists of equal lengths.

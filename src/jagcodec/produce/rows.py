@@ -40,7 +40,7 @@ from jagcodec.produce.given_rows import (
     read_dtypes,
     rows_tensors,
 )
-from jagcodec.produce.row_kinds import OBJECT_TYPES, are_equal_arrays
+from jagcodec.produce.row_kinds import OBJECT_TYPES, are_lists_of_equal_arrays
 from jagcodec.produce.warnings import warn_of_objects
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
@@ -247,7 +247,7 @@ def _make_jagged(cells: RowCells, ragged_dim: int, splits: dict[Any, RowSplits])
 
 def _warn_of_equal_arrays(rows: Sequence[Any], where: str, name: str) -> None:
     """Warn of objects that could be cells."""
-    if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
+    if rows and type(rows[0]) not in OBJECT_TYPES and are_lists_of_equal_arrays(rows):
         warn_of_objects(f"{where}({name!r})", brief(name))
 
 
