@@ -545,7 +545,7 @@ def outcome(name, options):
     if isinstance(found, jagcodec.MsgpackEncoder):
         return found.encode(odd.batch())
     if isinstance(found, RowBuilder):
-        return found._same, found.to_row()
+        return found._same_length, found.to_row()
     return [columns for _, columns in found] if name == "MicroBatches.pack" else found
 
 

@@ -89,16 +89,16 @@ class RowBuilder:
     ) -> None:
         path = "RowBuilder(same_length)"
         # None for all columns, empty for none.
-        self._same = None if same_length is None else name_set(same_length, path)
+        self._same_length = None if same_length is None else name_set(same_length, path)
         self._columns: dict[str, GrowingColumn] = {}
         self._values: dict[str, Any] = {}
-        self._dtypes: dict[str, Any] = {}  # of values
+        self._value_dtypes: dict[str, Any] = {}
         path = "RowBuilder(dtypes)"
         schemas = read_dtypes({} if dtypes is None else dtypes, path)
         self._dims = read_ragged_dims(ragged_dims, schemas, "RowBuilder")
         for name, schema in schemas.items():
             if schema.kind not in ("", "jagged"):
-                self._dtypes[name] = schema
+                self._value_dtypes[name] = schema
                 continue
             try:
                 self._columns[name] = _column_of_schema(schema, self._dims.get(name, 1) - 1)
@@ -199,7 +199,7 @@ class RowBuilder:
         self, columns: Mapping[str, GrowingColumn], added: Mapping[str, int], where: str
     ) -> None:
         """Refuse chunks after which columns of `same_length` would differ in their tokens."""
-        any_lengths = self._same is not None and not self._same
+        any_lengths = self._same_length is not None and not self._same_length
         named = [name for name in columns if self._counts(name) and not any_lengths]
         lengths = {name: columns[name].tokens + added.get(name, 0) for name in named}
         for name, tokens in lengths.items():
@@ -213,7 +213,7 @@ class RowBuilder:
 
     def _counts(self, name: str) -> bool:
         """Whether `len` counts the tokens of a column."""
-        return not self._same or name in self._same
+        return not self._same_length or name in self._same_length
 
     def set(self, /, **values: Any) -> None:
         """Values that the row has once, whatever its tokens: a reward, an answer, a version.
@@ -239,13 +239,13 @@ class RowBuilder:
             ArgumentError: There are fewer tokens.
         """
         path = "RowBuilder.truncate(tokens)"
-        most = require_int(tokens, 0, path, f"0 to {len(self)}")
-        if most > len(self):
-            detail = f"expected at most the {len(self)} tokens, found {most}"
+        kept = require_int(tokens, 0, path, f"0 to {len(self)}")
+        if kept > len(self):
+            detail = f"expected at most the {len(self)} tokens, found {kept}"
             raise ArgumentError("bad_option", path, detail)
         for name, column in self._columns.items():
             if self._counts(name):
-                column.cut(most)
+                column.cut(kept)
 
     def to_row(self) -> dict[str, Any]:
         """All columns and values so far, by name: a snapshot, which no later call changes.
@@ -267,7 +267,7 @@ class RowBuilder:
             Frames, those of ``encode_rows([row.to_row()], ...)`` with the `dtypes` of the row.
             Raises as `encode_rows`, of a value that was set.
         """
-        dtypes = {name: dtype for name, dtype in self._dtypes.items() if name in self._values}
+        dtypes = {name: dtype for name, dtype in self._value_dtypes.items() if name in self._values}
         dims = {name: dim for name, dim in self._dims.items() if name in self._values}
         for name, column in self._columns.items():
             if column.dim:
@@ -311,7 +311,7 @@ class RowBuilder:
         row, schema = cls(same_length=same_length), batch.schema
         for name, value in columns_of_row(batch, where).items():
             if not isinstance(value, RowCells):
-                row._values[name], row._dtypes[name] = value, schema[name]
+                row._values[name], row._value_dtypes[name] = value, schema[name]
                 continue
             dim, cells = value.ragged_dim - 1, value.data
             column = GrowingColumn(

@@ -267,7 +267,7 @@ def _stack(row: Any, i: int, dtype: str, levels: int) -> Any:
         cells = _stack_lists_of_arrays(items, dtype, True, 0, levels)
     except JagcodecError as error:
         # What the error calls a row is a cell of row `i`.
-        cell = error.path.partition(", row ")[2].partition(",")[0]
+        cell = _row_in(error.path)
         place = f", row {i}, cell {cell}" if cell else f", row {i}"
         raise type(error)(error.reason, place, error.detail) from None
     return _with_token_dim(cells, f", row {i}")
@@ -321,7 +321,7 @@ def _cast_row(row: Any, i: int, dtype: str | None, token_dim: int) -> RowCells:
     try:
         cells: Any = _general_rule([row], dtype, True, token_dim)
     except JagcodecError as error:
-        place = f", row {i}{error.path.removeprefix(', row 0')}"
+        place = f", row {i}{_place_in_row_0(error.path)}"
         raise type(error)(error.reason, place, error.detail) from None
     return cells  # type: ignore[no-any-return]
 
@@ -335,5 +335,15 @@ def error_at_column(
     """The error of `cells_of_rows` at the `path` of its column; without `of_rows`, of a chunk."""
     place, detail = error.path, error.detail
     if not of_rows:
-        place, detail = place.removeprefix(", row 0"), detail.removesuffix(OR_OBJECTS)
+        place, detail = _place_in_row_0(place), detail.removesuffix(OR_OBJECTS)
     return with_name_in_remedy(type(error)(error.reason, path + place, detail), name)
+
+
+def _row_in(place: str) -> str:
+    """The row that a place names: "2" for ", row 2, cell 5"; empty if it names no row."""
+    return place.partition(", row ")[2].partition(",")[0]
+
+
+def _place_in_row_0(place: str) -> str:
+    """What a place names inside row 0: ", cell 5" for ", row 0, cell 5"."""
+    return place.removeprefix(", row 0")

@@ -202,7 +202,7 @@ def _checked_columns(
     for (name, column), array in zip(leaves.items(), arrays, strict=True):
         shape: tuple[int, ...] = () if array is None else array.shape
         if not shape or shape[0] != rows:
-            rows = _common_row_count(column, rows, f"{where}({name!r})")
+            rows = _check_rows(column, rows, f"{where}({name!r})")
             shape = tuple(column.shape) if _is_rectangle(column) else ()
         cells = column if array is None else array
         if len(shape) < 2:  # one value per row
@@ -232,7 +232,6 @@ def _checked_columns(
 def _as_column(column: Any, path: str) -> Any:
     """A column that is not a tensor, in the form that a TensorDict holds."""
     holder = column_of(column)
-    is_unbatched_payload = False
     if isinstance(holder, ObjectList):
         column = list(iter(column))  # a subclass may report another length
         if _holds_only_objects(column):
@@ -245,10 +244,14 @@ def _as_column(column: Any, path: str) -> Any:
     elif isinstance(holder, Payloads):
         if column.batch_dims:
             return column
-        is_unbatched_payload = True
+        raise _not_a_column(f"{described(column)} without batch dims", path)
     elif isinstance(holder, (Packed, Unbatched, Open)) or holder.is_batch:
         return leaf_of_column(column, path)
-    description = described(column) + (" without batch dims" if is_unbatched_payload else "")
+    raise _not_a_column(described(column), path)
+
+
+def _not_a_column(description: str, path: str) -> ArgumentTypeError:
+    """The error for a value that is not a column of padded cells or of objects."""
     detail = (
         "expected a tensor, an array, a list of strings, bytes, dicts and other objects, a "
         f"PackedColumn, a batch, or payloads of a TensorDict, found {description}; use "
@@ -256,7 +259,7 @@ def _as_column(column: Any, path: str) -> Any:
         "numpy.empty(N, dtype=object) for objects, and meta= of encode_fields for what "
         "belongs to the whole batch"
     )
-    raise ArgumentTypeError("bad_type", path, detail)
+    return ArgumentTypeError("bad_type", path, detail)
 
 
 def _holds_only_objects(items: list[Any]) -> bool:
@@ -267,8 +270,11 @@ def _holds_only_objects(items: list[Any]) -> bool:
     return not has_tensor and are_objects(items)
 
 
-def _common_row_count(column: Any, rows: int | None, path: str) -> int | None:
-    """N, which a column must share with those before it; None if none has shown it yet."""
+def _check_rows(column: Any, rows: int | None, path: str) -> int | None:
+    """Refuse a column whose N differs from that of those before it, which is `rows`; return N.
+
+    None if no column has shown it yet.
+    """
     if _is_rectangle(column):
         check_rectangle(column, path)
         if column.dim() == 0:

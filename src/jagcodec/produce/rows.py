@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _NO_NAMES: tuple[str, ...] = ()
-"""The default of options that are names, known by identity: a caller's iterable is read once."""
+"""The default of options that are names. Code asks for it by identity, not by length.
+
+A caller may pass an iterator, which can only be read once.
+"""
 
 
 @untraced
@@ -177,6 +180,10 @@ class _ColumnOptions(NamedTuple):
 
 
 _NO_OPTIONS = _ColumnOptions(ANY_FIELD, 1, is_rectangular=False, has_named_dim=False)
+"""The options of most columns. Code asks for it by identity, not by value.
+
+A caller may pass options that equal these: they still name the column, so they count.
+"""
 
 
 def _checked_columns(
@@ -402,6 +409,8 @@ def shape_without_cells(schema: FieldSchema, dim: int) -> tuple[int, ...]:
             f"found {list(schema.shape or ())} in dtypes="
         )
         raise ArgumentError("bad_shape", "", detail)
+    # The cells of jagged rows are end to end along `dim`, so they have no dim of rows, which is
+    # the first. With `dim` 0, the rows themselves are that dim.
     return tuple(sizes[min(dim, 1) :])  # type: ignore[arg-type]
 
 
