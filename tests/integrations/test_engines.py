@@ -149,6 +149,8 @@ def prompt_triples(*tokens):
 PLAIN, WITHOUT = response([7], [-0.5]), response([7], None)
 WAITED = response([], [], finish="abort")  # aborted while it waited: it has no prompt
 del WAITED["meta_info"]["prompt_tokens"]
+UNCOUNTED = response([7], [-0.5], prompt_values=WHOLE)
+del UNCOUNTED["meta_info"]["prompt_tokens"]
 
 
 def of_triples(kind, triples):
@@ -163,6 +165,7 @@ REFUSED_OF_SGLANG = [
     (of_triples("output", [(0, 7, 0), (0, 9, 0)]), f"{OUTPUT}[1]", "8 like output_ids, found 9"),
     (of_triples("output", [(0, 7, 0), (None, 8, 0)]), f"{OUTPUT}[1]", "a logprob, found None"),
     (of_triples("input", [(None, 2, 0), (-2.5, 3, 0)]), INPUT, "3 tokens of the prompt, found 2"),
+    ([PLAIN, UNCOUNTED], INPUT, "`prompt_token_ids` or `prompt_tokens` beside logprobs"),
     ([[PLAIN, PLAIN], [PLAIN, WITHOUT]], "[1][1]", "expected logprobs in all samples or in none"),
     ([response([7], [0], prompt_values=WHOLE), WAITED], "[1]", "in all samples or in none"),
     *(

@@ -593,6 +593,19 @@ def test_receivers_set_limits(world, work, limits):
     assert_usable(world)
 
 
+@pytest.mark.parametrize("work", WORKS)
+def test_padding_of_blobs_is_not_in_the_limit(world, work):
+    """As for `decode`, a message may have as many bytes as the limit says."""
+    batch = {"x": torch.arange(300), "y": torch.ones(300, 3, dtype=torch.uint8)}
+    size = sum(map(len, encode(batch)))
+    for found in world.call(work, **arguments(work, [batch] * RANKS, 0), limits=Limits(bytes=size)):
+        assert sorted(found) == ["x", "y"]
+    limits = Limits(bytes=size - 1)
+    for error in world.call(work, **arguments(work, [batch] * RANKS, 0), limits=limits):
+        assert (type(error), error.reason) == (WireFormatError, "too_large")
+    assert_usable(world)
+
+
 def do_stay_away(rank):
     group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
     return broadcast("hello", 0, group) if rank == 0 else None

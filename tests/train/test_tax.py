@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from jagcodec import BatchedDataDict, concat_rows, encode, pack_jagged_fields, padding_tax
 from jagcodec.errors import WireFormatError
 from jagcodec.testing import jagged_batches
+from jagcodec.train.tax import ColumnTax, PaddingTax
 from tests.helpers import MESSAGES, nested, rollout, rollouts, size
 
 FORMS = {"wire": [], "narrow": ["narrow"], "elide": ["elide"], "both": ["narrow", "elide"]}
@@ -143,6 +144,22 @@ def test_the_fewest_options_that_save_most():
     ):
         td = pack_jagged_fields({"x": column}, lengths=[column.shape[1]] * 50)
         assert padding_tax(td, options=True).advice.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "elide", "both", "option"),
+    [
+        (300, 340, 300, "narrow=True"),  # of two single options, the one that saves more
+        (340, 300, 300, "elide=True"),
+        (300, 300, 300, "narrow=True"),
+        (600, 600, 300, "narrow=True, elide=True"),
+    ],
+)
+def test_options_are_counted_not_their_letters(narrow, elide, both, option):
+    column = ColumnTax("x", "jagged", 2000, 1000, narrow, elide, both)
+    overhead = ColumnTax("", "", 0, 0, 0, 0, 0)
+    advice = PaddingTax(1, 1.0, (column,), overhead).advice
+    assert advice == f"encode(..., {option}) saves 70% of the bytes."
 
 
 def test_bad_arguments():

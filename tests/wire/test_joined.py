@@ -130,6 +130,20 @@ def test_errors_number_messages_as_the_join_does_if_rows_were_chosen(kind, rows)
     assert "like batch 3," in caught.value.detail
 
 
+@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("order", list(itertools.permutations([[3, 2], [4], [5], [2, 2]])))
+def test_batches_of_other_dims_are_refused_in_any_order(kind, order):
+    with pytest.raises(ArgumentError) as caught:
+        joined([TensorDict({"x": torch.zeros(sizes)}, sizes) for sizes in order], kind)
+    first = next(i for i, sizes in enumerate(order) if len(sizes) != len(order[0]))
+    assert (caught.value.reason, caught.value.path) == (
+        "bad_shape",
+        f"concat_rows of batch {first}",
+    )
+    expected = f"expected the batch dims {order[0][1:]} after the first, found {order[first][1:]}"
+    assert caught.value.detail == expected
+
+
 def test_lists_of_frames_may_change_once_they_were_joined():
     messages = [bytes_of(encode(row, meta={"i": 1})) for row in ROWS]
     batch = concat_rows(messages)

@@ -268,6 +268,10 @@ def _prompt_of_response(
     if not values or len(values) != count:
         # Older versions return the last token of each prompt, without a logprob.
         if any(value is not None for value in values):
+            if count is None:
+                expected = "expected `prompt_token_ids` or `prompt_tokens` beside logprobs of the "
+                remedy = "prompt, found neither; pass return_prompt_token_ids=True"
+                raise ArgumentError("bad_length", path, expected + remedy)
             expected = f"expected the logprobs of all {count} tokens of the prompt, found "
             remedy = f"{len(values)}; pass logprob_start_len=0 for all, or leave it out for none"
             raise ArgumentError("bad_length", path, expected + remedy)

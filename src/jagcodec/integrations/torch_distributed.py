@@ -37,7 +37,7 @@ from jagcodec.memory.blocks import new_block
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, check_blob_size, usable_limits
 from jagcodec.wire.many.joined import join_rows
 from jagcodec.wire.read.decoder import build
 from jagcodec.wire.read.message import Message, Reading
@@ -272,9 +272,8 @@ class _Exchange:
 
     def _allocate(self, place: int, size: int, own_blob: torch.Tensor | None) -> torch.Tensor:
         """Memory on the carrier for a message to receive; for this rank's own, its memory."""
-        limit = self.limits.bytes
-        if size > limit:  # check this rank's own too: all ranks name the same message
-            raise exceeded("bytes", limit, size, "bytes", f"{self._origin(place)}: header")
+        # Check this rank's own message too: all ranks name the same message.
+        check_blob_size(size, self.limits, f"{self._origin(place)}: header")
         if own_blob is not None and place == self.place:
             return own_blob
         try:

@@ -189,20 +189,20 @@ class PaddingTax:
         """One sentence: the fewest options of `encode` that save most. Empty if not measured."""
         total = self.total
         sizes = {
-            "narrow=True": total.narrow_bytes,
-            "elide=True": total.elide_bytes,
-            "narrow=True, elide=True": total.both_bytes,
+            ("narrow=True",): total.narrow_bytes,
+            ("elide=True",): total.elide_bytes,
+            ("narrow=True", "elide=True"): total.both_bytes,
         }
-        measured = {name: size for name, size in sizes.items() if size is not None}
+        measured = {options: size for options, size in sizes.items() if size is not None}
         if not measured or not total.wire_bytes:
             return ""
         near = min(measured.values()) + _WORTH * total.wire_bytes
-        good = [name for name, size in measured.items() if size <= near]
-        name = min(good, key=lambda name: (len(name), measured[name]))
-        saved = 1 - measured[name] / total.wire_bytes
+        good = [options for options, size in measured.items() if size <= near]
+        best = min(good, key=lambda options: (len(options), measured[options]))
+        saved = 1 - measured[best] / total.wire_bytes
         if saved < _WORTH:
             return f"No option of encode saves {_WORTH:.0%} of the bytes."
-        return f"encode(..., {name}) saves {saved:.0%} of the bytes."
+        return f"encode(..., {', '.join(best)}) saves {saved:.0%} of the bytes."
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
-from jagcodec.memory import ALIGNMENT
 from jagcodec.wire.checks import fail
 from jagcodec.wire.frames import PREAMBLE, blob_pieces, frame_bounds, read_preamble
 from jagcodec.wire.header import read_header
-from jagcodec.wire.limits import Limits, exceeded
+from jagcodec.wire.limits import Limits, check_blob_size, exceeded
 
 
 def file_path(path: Any, where: str, remedy: str) -> str:
@@ -125,9 +124,7 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
         header = read_preamble(np.frombuffer(start, np.uint8))
         if header > limits.header:
             raise exceeded("header", limits.header, header, "bytes", "preamble")
-        # A blob has less than 64 bytes of padding before each frame.
-        if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
-            raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
+        check_blob_size(size, limits, "file")
         start += file.read(min(header, size - len(start)))
         check_end(start, size, limits)
         if mmap:

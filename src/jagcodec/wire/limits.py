@@ -6,6 +6,7 @@ import dataclasses
 
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, WireFormatError, brief
+from jagcodec.memory import ALIGNMENT
 from jagcodec.wire.spec import MAX_LEVELS
 
 
@@ -80,6 +81,16 @@ def exceeded(limit: str, most: int, found: int, what: str, path: str = "$") -> W
     return WireFormatError(
         reason, path, f"expected at most {most} {what} (the limit {limit!r}), found {found}{remedy}"
     )
+
+
+def check_blob_size(size: int, limits: Limits, path: str) -> None:
+    """Refuse a blob that is too large for any message within the limits, before it is read.
+
+    The limit counts neither the preamble nor the padding, of which each frame has less than 64
+    bytes. The header of the blob tells how much it has, so opening the blob checks the exact limit.
+    """
+    if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
+        raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", path)
 
 
 def usable_limits(limits: object, path: str) -> Limits:

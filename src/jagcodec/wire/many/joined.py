@@ -87,28 +87,29 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
         parts, buffers = list[Any](frames), [message[1:] for message in frames]
     row_counts = np.full(len(parts), -1, dtype=np.int64)
+    # Of the first message of each stack, which all others of the stack are like, and of each other
+    # batch: the names of the columns, and the batch dims after the first.
     fields: dict[int, Sequence[str]] = {}
+    inner_sizes: dict[int, Sequence[int]] = {}
     for stack in stacks:
         row_counts[stack.members] = stack.numbers[:, stack.node.dims]
-        fields[int(stack.members[0])] = stack.node.fields[-1]
-    inner: Sequence[int] = []
+        first_member = int(stack.members[0])
+        fields[first_member] = stack.node.fields[-1]
+        inner_sizes[first_member] = []  # a stack has only messages of one batch dim
     in_memory: dict[int, MessageInMemory] = {}
     for i in np.flatnonzero(row_counts < 0).tolist():
         if not isinstance(parts[i], WireBatch):
             parts[i] = _open_one(i, parts[i])
         batch: WireBatch = parts[i]
         source = source_in(batch)
-        sizes = source.sizes
-        inner = inner if i else sizes[1:]
-        if sizes[1:] != inner:
-            detail = f"expected the batch dims {inner} after the first, found {sizes[1:]}"
-            raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
+        inner_sizes[i] = source.sizes[1:]
         row_counts[i] = len(batch)
         fields[i] = batch.fields
         if isinstance(source, MessageSource) and chosen_in(batch) is None:
             message = source.in_memory()
             if message is not None:
                 in_memory[i], buffers[i] = message, message.buffers
+    _require_same_inner_sizes(inner_sizes, where)
     names = require_same_names(sorted(fields.items()), where)
     table = None
     if len(in_memory) + sum(len(stack.members) for stack in stacks) == len(parts):
@@ -122,6 +123,16 @@ def _parts_of_join(source: Any) -> Sequence[Any]:
     if isinstance(joined, JoinedRows) and chosen_in(source) is None:
         return [part.select(source.fields) for part in joined.parts()]
     return [source]
+
+
+def _require_same_inner_sizes(inner_sizes: Mapping[int, Sequence[int]], where: str) -> None:
+    """Refuse batches whose dims after the first differ from those of batch 0."""
+    expected = inner_sizes[0]
+    different = [i for i, found in inner_sizes.items() if found != expected]
+    if different:
+        i = min(different)
+        detail = f"expected the batch dims {expected} after the first, found {inner_sizes[i]}"
+        raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
 
 
 def _open_one(index: int, source: Any) -> WireBatch:
