@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import decode, encode
-from jagcodec.integrations._trim import Trimmed, padded_batch, trim, trimmed_batch, untrimmed
+from jagcodec.integrations._trim import Trimmed, trim, trim_batch, untrim, untrim_batch
 from jagcodec.memory import blocks
 from tests.device import on_device, watched, with_tensors
 from tests.oracle import assert_same
@@ -21,7 +21,7 @@ DTYPES += [torch.float16, torch.complex64, torch.complex128, torch.float8_e4m3fn
 
 
 def put_back(column):
-    return untrimmed({"column": trim(column)})["column"]
+    return untrim({"column": trim(column)})["column"]
 
 
 @st.composite
@@ -113,11 +113,11 @@ WRONG: dict[str, list[Any]] = {
 
 
 def test_parts_that_contradict_each_other_are_refused():
-    assert untrimmed({"a": sent()})["a"].tolist() == [[0, 0, 5, 6, 0], [0, 7, 8, 9, 1]]
+    assert untrim({"a": sent()})["a"].tolist() == [[0, 0, 5, 6, 0], [0, 7, 8, 9, 1]]
     for name, values in WRONG.items():
         for value in values:
             with pytest.raises(ValueError, match="a: expected"):
-                untrimmed({"a": sent(**{name: value})})
+                untrim({"a": sent(**{name: value})})
 
 
 def make_batch():
@@ -141,19 +141,19 @@ def test_a_batch_comes_back_in_its_order_and_only_what_pays_is_trimmed():
         (TensorDict({"no rows": torch.zeros(0, 5)}, [0]), set()),
         (TensorDict({"small": torch.zeros(2, 5)}, [2]), set()),
     ):
-        state = trimmed_batch(batch)
+        state = trim_batch(batch)
         assert set(state["trimmed"]) == trimmed
-        found = padded_batch(**decode(encode(state)))
+        found = untrim_batch(**decode(encode(state)))
         assert list(found.keys()) == list(batch.keys())
         assert_same(found, batch)
 
 
 def test_a_batch_on_a_device_is_the_same_message_after_one_wait_for_its_rectangles(device):
     batch = make_batch()
-    expected = decode(encode(trimmed_batch(batch)))
+    expected = decode(encode(trim_batch(batch)))
     there = on_device(batch, device)
     with watched(device) as traffic:
-        state = trimmed_batch(there)
+        state = trim_batch(there)
     assert traffic.waits == 1
     assert set(state["trimmed"]) == {"ids", "mask"}
     state["batch"] = with_tensors(state["batch"], torch.Tensor.cpu)
@@ -164,10 +164,10 @@ def test_a_batch_on_a_device_is_the_same_message_after_one_wait_for_its_rectangl
         for name, parts in trimmed.items()
     }
     with watched(device) as traffic:
-        found = untrimmed(on_the_device)
+        found = untrim(on_the_device)
     assert traffic.waits <= 1
     assert {column.device for column in found.values()} == {device}
-    assert_same({name: column.cpu() for name, column in found.items()}, untrimmed(trimmed))
+    assert_same({name: column.cpu() for name, column in found.items()}, untrim(trimmed))
 
 
 TENSORS = ("before", "after", "cells")
@@ -178,4 +178,4 @@ TENSORS = ("before", "after", "cells")
 )
 def test_a_state_whose_parts_do_not_fit_is_refused(changes):
     with pytest.raises(ValueError, match="expected"):
-        padded_batch(**{**trimmed_batch(make_batch()), **changes})
+        untrim_batch(**{**trim_batch(make_batch()), **changes})

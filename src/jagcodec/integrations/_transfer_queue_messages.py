@@ -133,8 +133,13 @@ def content_of(body: Any, where: str) -> Any:
     names = list(body) if isinstance(body, Mapping) else []
     if names == [MESSAGE]:
         return body[MESSAGE]
+    raise other_backend(names, where)
+
+
+def other_backend(names: Sequence[Any], where: str) -> TransportError:
+    """The error for a peer that sent these `names` in place of `MESSAGE`, or does not know it."""
     versions = [name for name in names if str(name).startswith("jagcodec ")]
     sender = versions[0] if versions else "TransferQueue's own format"
     detail = f"expected a message of {MESSAGE}, found {sender}; install this version everywhere, "
     detail += "and import jagcodec.integrations.transfer_queue before transfer_queue.init"
-    raise TransportError("peer_failed", where, detail)
+    return TransportError("peer_failed", where, detail)

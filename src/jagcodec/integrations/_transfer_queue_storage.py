@@ -1,7 +1,9 @@
 """The rows that a storage unit of TransferQueue keeps, each in the message that it came in.
 
-`RowStorage` replaces TransferQueue's own storage: it answers puts and gets, and converts its rows
-to TransferQueue's form and back for checkpoints. The form of values in a checkpoint is last.
+`RowStorage` replaces TransferQueue's own storage: it keeps the messages of puts, makes those of
+gets, and converts its rows to TransferQueue's form and back for checkpoints. `_reply_to`
+(`transfer_queue.py`) calls it, and puts its results into replies. The form of values in a
+checkpoint is last.
 
 Rows are kept per column: `field_data` maps the name of a column and the global index of a row to a
 `_StoredRow`. A put of some columns of a row leaves its other columns in their messages, and a
@@ -92,7 +94,13 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
 
     def get_data(self, fields: Any, global_indexes: list[int]) -> dict[str, Any]:
-        """A message with these columns of these rows."""
+        """A message with these columns of these rows, as the body of a reply.
+
+        Raises:
+            TransportError: The request came from another version, or from another backend.
+            ValueError, KeyError: A column or a row is not here, as TransferQueue's method says.
+            UnsupportedTypeError: A row has a pickled object, and `allow_pickle` is false.
+        """
         stored = super().get_data(content_of(fields, "get"), global_indexes)
         groups: dict[tuple[int, ...], list[str]] = {}  # columns whose rows are in the same messages
         for name, rows in stored.items():

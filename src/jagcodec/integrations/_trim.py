@@ -5,7 +5,7 @@ padding. The two values may differ, and may differ from row to row (position ids
 right with each row's last position). Both runs are read from the bits of the row, so no mask is
 needed and no value is lost: everything between the two runs is kept unchanged.
 
-`trimmed_batch` and `padded_batch` convert batches; `trim` and `untrimmed` convert their columns.
+`trim_batch` and `untrim_batch` convert batches; `trim` and `untrim` convert their columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WORTHWHILE = 7 / 8
 _FEWEST_BYTES = 4096  # of a column that is trimmed
 
 
-def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
+def trim_batch(batch: TensorDict) -> dict[str, Any]:
     """The state of a batch to encode; its rectangles are trimmed where that saves an eighth."""
     rectangles = {name: leaf.detach() for name, leaf in batch.items() if _is_trimmable(leaf)}
     copies = HostCopies()  # so that a device is waited for once
@@ -64,13 +64,13 @@ def _is_trimmable(leaf: Any) -> TypeGuard[torch.Tensor]:
     )
 
 
-def padded_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> TensorDict:
-    """The batch of a state of `trimmed_batch`, bit for bit and with its columns in their order."""
+def untrim_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> TensorDict:
+    """The batch of a state of `trim_batch`, bit for bit and with its columns in their order."""
     if not isinstance(batch, TensorDict):
         raise ValueError(f"expected a TensorDict, found {type(batch).__name__}")
     if sorted(order) != sorted([*trimmed, *batch.keys()]):
         raise ValueError(f"expected every column once in the order, found {order!s:.200}")
-    columns = untrimmed({name: Trimmed(**parts) for name, parts in trimmed.items()})
+    columns = untrim({name: Trimmed(**parts) for name, parts in trimmed.items()})
     leaves = {name: columns[name] if name in columns else batch.get(name) for name in order}
     return TensorDict(leaves, batch_size=batch.batch_size, device=batch.device)
 
@@ -191,7 +191,7 @@ def _cells_of_words(words: Words, shape: tuple[int, ...], dtype: torch.dtype) ->
 # --- untrim ------------------------------------------------------------------------------------
 
 
-def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
+def untrim(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     """Rebuild the rectangles that were trimmed, bit for bit, in one allocation."""
     for name, trimmed in columns.items():
         _check_trimmed(trimmed, name)

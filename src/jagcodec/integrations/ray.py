@@ -89,7 +89,8 @@ def register(**options: Unpack[EncodeOptions]) -> None:
         ArgumentError: ``JAGCODEC_ENCODE`` holds a word that `setup` does not know.
 
     Otherwise it is `jagcodec.integrations.setup`. What you get back is on the CPU and without
-    gradients. A `WireBatch` keeps its object in the store. Ray keeps subclasses of the types.
+    gradients. A `WireBatch` keeps its object in the store until the last `WireBatch` or view over
+    it is gone. Ray keeps subclasses of the types.
     """
     add_reducers(options)
 

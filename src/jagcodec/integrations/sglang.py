@@ -112,13 +112,13 @@ def rows_of(
     rows: dict[str, Row] = {}
     for i, (path, response) in enumerate(samples.items()):
         options = _ExpertOptions(
-            shape,
-            expert_ids,
-            starts[i],
-            only_from_start,
-            earlier_ids[i],
-            f"{where}(earlier)[{i}]",
-            max_bytes,
+            shape=shape,
+            expert_ids=expert_ids,
+            start=starts[i],
+            only_from_start=only_from_start,
+            earlier_ids=earlier_ids[i],
+            path_of_earlier=f"{where}(earlier)[{i}]",
+            max_bytes=max_bytes,
         )
         with reading_output(path, "a response of SGLang's /generate"):
             rows[path] = _row_of_response(response, options, path)

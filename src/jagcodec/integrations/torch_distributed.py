@@ -115,7 +115,7 @@ def broadcast(
 
     def finish(messages: list[tuple[int, Message]]) -> Any:
         ((place, message),) = messages
-        unchanged = device is None and default is None and not exchange.is_open[place]
+        unchanged = device is None and default is None and not exchange.becomes_open_batch[place]
         return batch if unchanged and place == exchange.place else exchange.read(place, message)
 
     return exchange.run(src, prepare, finish)
@@ -173,7 +173,7 @@ class _Report(NamedTuple):
     src: int
     size: int  # bytes of the message
     detail: bytes  # the text of the failure; empty without a failure
-    is_open: int  # 1 if the message becomes a `WireBatch`, otherwise 0
+    becomes_open_batch: int  # 1 if the message becomes a `WireBatch`, otherwise 0
     allow_pickle: int
     reason: bytes  # of a WireFormatError, which all ranks raise; empty for other failures
     path: bytes  # of the WireFormatError
@@ -225,7 +225,8 @@ class _Exchange:
         if "cpu" not in backends:
             self.carrier = torch.device("cuda", torch.cuda.current_device())
         self.size = 0  # bytes of this rank's message
-        self.is_open = [False] * len(self.ranks)  # whether messages of ranks become `WireBatch`es
+        # By place: whether the message of a rank becomes a `WireBatch`.
+        self.becomes_open_batch = [False] * len(self.ranks)
 
     def run(
         self,
@@ -249,7 +250,7 @@ class _Exchange:
             return blob
 
         own_blob, reports = self._agree(src, check_and_prepare)
-        self.is_open = [bool(report.is_open) for report in reports]
+        self.becomes_open_batch = [bool(report.becomes_open_batch) for report in reports]
         sizes = [report.size for report in reports]
         places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
         blobs, _ = self._agree(
@@ -266,7 +267,7 @@ class _Exchange:
         """The place of a sender, and its message, which is in this blob."""
         device = usable_device(self.device, self.where)
         with self._naming_sender(place):
-            by_range = self.is_open[place]
+            by_range = self.becomes_open_batch[place]
             how = Reading(self.limits, None, device, self.allow_pickle, by_range)
             return place, open_message(blob.numpy(), "message", how)
 
@@ -298,12 +299,12 @@ class _Exchange:
             result = step()
         except Exception as error:
             failure = error
-        records = self._gather_records(_REPORT.pack(*self._report(src, failure)))
+        records = self._gather_records(_REPORT.pack(*self._own_report(src, failure)))
         reports = [_Report(*_REPORT.unpack(record)) for record in records]
         for place, report in enumerate(reports):
-            numbers = report.function, report.size, report.is_open
+            numbers = report.function, report.size, report.becomes_open_batch
             is_known = 0 <= report.function < len(_NAMES)
-            if not is_known or report.size < 0 or report.is_open not in (0, 1):
+            if not is_known or report.size < 0 or report.becomes_open_batch not in (0, 1):
                 detail = f"expected numbers of this function, found {', '.join(map(str, numbers))}"
                 raise self._peer_failed(place, f"{detail}; install one version on every rank")
             if report.detail.rstrip(b"\0"):
@@ -317,7 +318,7 @@ class _Exchange:
             raise ArgumentError("conflict", self.where, detail)
         return result, reports
 
-    def _report(self, src: int | None, failure: Exception | None) -> _Report:
+    def _own_report(self, src: int | None, failure: Exception | None) -> _Report:
         """The report of this rank."""
         detail, reason, path = "", "", ""
         if isinstance(failure, WireFormatError):
@@ -329,7 +330,7 @@ class _Exchange:
             src=src if src is not None and self._is_rank(src) else -1,
             size=self.size,
             detail=detail.encode(errors="replace"),
-            is_open=self.is_open[self.place],
+            becomes_open_batch=self.becomes_open_batch[self.place],
             allow_pickle=self.allow_pickle is True,
             reason=reason.encode(errors="replace"),
             path=path.encode(errors="replace"),
@@ -397,7 +398,7 @@ class _Exchange:
             blobs.append(new_block(size).data)
             return blobs[0]
 
-        self.is_open[self.place] = isinstance(batch, WireBatch) or is_message(batch)
+        self.becomes_open_batch[self.place] = isinstance(batch, WireBatch) or is_message(batch)
         with self._naming_sender(self.place):
             frames = self._frames(batch)
             if frames is None:
@@ -412,7 +413,7 @@ class _Exchange:
 
         None for any other batch, which must be encoded.
         """
-        if not self.is_open[self.place]:
+        if not self.becomes_open_batch[self.place]:
             return None
         if isinstance(batch, WireBatch):
             return source_in(batch).frames(batch)
@@ -424,7 +425,7 @@ class _Exchange:
     def read(self, place: int, message: Message) -> Any:
         """The batch of a message that came from this place."""
         with self._naming_sender(place):
-            if self.is_open[place]:
+            if self.becomes_open_batch[place]:
                 return batch_of_message(message)
             return build(message, message.header.schema.root)
 

@@ -50,7 +50,7 @@ from jagcodec.integrations._transfer_queue_messages import (
     WITH_TENSORS,
     StorageOptions,
     body_of,
-    content_of,
+    other_backend,
     storage_options,
 )
 from jagcodec.integrations._transfer_queue_storage import RowStorage
@@ -134,8 +134,8 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         request = self._get_from_single_storage_unit
         replies = await self._ask_units("get", groups, request, [{MESSAGE: names}] * len(groups))
         batches = [
-            self._checked_reply(unit, group, names, body)
-            for (unit, group), (_, body) in zip(groups.items(), replies, strict=True)
+            self._checked_reply(unit_id, group, names, body)
+            for (unit_id, group), (_, body) in zip(groups.items(), replies, strict=True)
         ]
         # The rows of all storage units as one batch, in the order of the request.
         places = np.concatenate([group.batch_positions for group in groups.values()])
@@ -152,9 +152,11 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         leaves |= {name: self._in_stock_form(column) for name, column in others.items()}
         return batch_of({name: leaves[name] for name in names}, metadata.size)
 
-    def _checked_reply(self, unit: str, group: Any, names: Sequence[str], body: Any) -> WireBatch:
+    def _checked_reply(
+        self, unit_id: str, group: Any, names: Sequence[str], body: Any
+    ) -> WireBatch:
         """The batch in a unit's reply; an error if it has other rows or columns than requested."""
-        where = f"get from storage unit {unit}"
+        where = f"get from storage unit {unit_id}"
         batch = self._options.open_sent(body, len(group.global_indexes), where)
         differences = [f"{brief(name)} missing" for name in names if name not in batch.fields]
         differences += [f"{brief(name)} in addition" for name in batch.fields if name not in names]
@@ -181,7 +183,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         """A `RoutingGroup` of rows for each storage unit. A unit of another backend is an error."""
         for info in self.storage_unit_infos.values():
             if not isinstance(info, _StorageUnitInfo):
-                content_of({}, f"storage unit {info.id} at {info.ip}")
+                raise other_backend([], f"storage unit {info.id} at {info.ip}")
         groups: dict[str, Any] = self._group_by_hash(metadata.global_indexes)
         return groups
 
@@ -190,12 +192,12 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     ) -> Sequence[Any]:
         """The replies of the storage units. Versions that repeat a request repeat these too."""
         calls = []
-        for (unit, group), body in zip(groups.items(), bodies, strict=True):
+        for (unit_id, group), body in zip(groups.items(), bodies, strict=True):
             rows = group.global_indexes
-            call = partial(request, rows, body, target_storage_unit=unit)
+            call = partial(request, rows, body, target_storage_unit=unit_id)
             if hasattr(self, "_request_with_retry"):  # from 0.1.11 on
                 size = f"samples={len(rows)}"
-                call = partial(self._request_with_retry, operation, unit, size, call)
+                call = partial(self._request_with_retry, operation, unit_id, size, call)
             calls.append(call())
         return await asyncio.gather(*calls)
 
@@ -282,13 +284,16 @@ def _handle_request(
     load_data: Any,
     store_data: Any,
 ) -> Any:
-    """The reply of a `PayloadTransfer`: ours, or the reply of its own `handle_request`."""
+    """The reply of a `PayloadTransfer`: ours, or the reply of its own `handle_request`.
+
+    TransferQueue passes the id of the storage unit as `storage_id`.
+    """
     return _reply_to(request, storage_id, load_data, store_data) or stock_handler(
         request, storage_id=storage_id, load_data=load_data, store_data=store_data
     )
 
 
-def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
+def _reply_to(request: Any, unit_id: str, load_data: Any, store_data: Any) -> Any:
     """The reply to a put or a get; None for other requests, and for requests that fail.
 
     For None, TransferQueue's own code answers, and names the fault. That code does not answer all
@@ -298,10 +303,10 @@ def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
     with suppress(Exception):
         if kind == ZMQRequestType.PUT_DATA:
             store_data(body["global_indexes"], body["data"], None)
-            return ZMQMessage.create(ZMQRequestType.PUT_DATA_RESPONSE, unit, {})
+            return ZMQMessage.create(ZMQRequestType.PUT_DATA_RESPONSE, unit_id, {})
         if kind == ZMQRequestType.GET_DATA:
             reply = {"data": load_data(body["fields"], body["global_indexes"])}
-            return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, unit, reply)
+            return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, unit_id, reply)
     return None
 
 
@@ -319,14 +324,16 @@ def start_units(conf: Any) -> dict[str, Any]:
     # its code in a function whose globals have our class under that name. A patch of the module
     # would change it for other callers, too. `_check_attributes` has checked that the code uses the
     # name, and has no closure.
-    unit = partial(_unit_actor, storage_options(config))
+    unit_options = partial(_unit_actor, storage_options(config))
     stock = start_stock_units
-    names = {**stock.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
+    names = {**stock.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit_options)}
     start = types.FunctionType(stock.__code__, names, None, stock.__defaults__)
     start.__kwdefaults__ = stock.__kwdefaults__
     try:
         controller = _controller()
-        content_of({ray.get(controller.__ray_call__.remote(_version_here)): None}, "the controller")
+        version = ray.get(controller.__ray_call__.remote(_version_here))
+        if version != MESSAGE:
+            raise other_backend([version], "the controller")
         handles: dict[str, Any] = start(conf)
     except ray.exceptions.RayError as error:
         raise _not_importable(error) from error

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from jagcodec._compiling import untraced
 from jagcodec.integrations import Reducer, needed
 from jagcodec.integrations import ray as through_ray
-from jagcodec.integrations._trim import padded_batch, trimmed_batch
+from jagcodec.integrations._trim import trim_batch, untrim_batch
 from jagcodec.wire.registry import accept_loaded_subclasses, register_type
 
 with needed(__name__, "verl, installed as docs/verl.md shows"):
@@ -55,14 +55,14 @@ def _read(frames: list[list[Any]], allow_pickle: bool) -> Any:
 def _state_of_proto(data: DataProto) -> dict[str, Any]:
     trimmed: dict[str, Any] = {"batch": data.batch, "order": None, "trimmed": {}}
     if type(data.batch) is TensorDict:
-        trimmed = trimmed_batch(data.batch)
+        trimmed = trim_batch(data.batch)
     return {**trimmed, "non_tensor_batch": data.non_tensor_batch, "meta_info": data.meta_info}
 
 
 def _dataproto(state: Any) -> DataProto:
     batch = state["batch"]
     if state["trimmed"]:
-        batch = padded_batch(batch, state["order"], state["trimmed"])
+        batch = untrim_batch(batch, state["order"], state["trimmed"])
     # Do not call the constructor: it would reject batches that verl itself sends unchecked.
     data: DataProto = object.__new__(DataProto)
     data.batch = batch

@@ -83,16 +83,16 @@ def rows_of(
     """
     rows: dict[str, Row] = {}
     where = "vllm.rows_of(outputs)"
-    tops = _usable_top_counts(top, prompt_top, "vllm.rows_of")
+    likely_counts = _usable_likely_counts(top, prompt_top, "vllm.rows_of")
     with reading_output(where, "a list of vLLM's RequestOutputs"):
         outputs = list(iterator_of(outputs))
     for i, output in enumerate(outputs):
         with reading_output(f"{where}[{i}]", "a RequestOutput of vLLM"):
-            rows |= _rows_of_output(output, tops, f"{where}[{i}]")
+            rows |= _rows_of_output(output, likely_counts, f"{where}[{i}]")
     return same_keys(rows)
 
 
-def _rows_of_output(output: Any, tops: _TopCounts, path: str) -> dict[str, Row]:
+def _rows_of_output(output: Any, likely_counts: _LikelyCounts, path: str) -> dict[str, Row]:
     """The row of each sample of an output, by the path of the sample."""
     rows: dict[str, Row] = {}
     prompt, prompt_logprobs = output.prompt_token_ids, None
@@ -102,7 +102,9 @@ def _rows_of_output(output: Any, tops: _TopCounts, path: str) -> dict[str, Row]:
         prompt_logprobs = _logprobs_of_positions(
             output.prompt_logprobs, prompt, prompt_path, first=0.0
         )
-    prompt_top = _top_of_prompt(output.prompt_logprobs, tops.prompt, prompt_path, _ranked_objects)
+    prompt_top = _likely_of_prompt(
+        output.prompt_logprobs, likely_counts.prompt, prompt_path, _ranked_objects
+    )
     for j, sample in enumerate(output.outputs):
         sample_path = f"{path}.outputs[{j}]"
         logprobs_path = f"{sample_path}.logprobs"
@@ -114,8 +116,10 @@ def _rows_of_output(output: Any, tops: _TopCounts, path: str) -> dict[str, Row]:
                 "logprobs": _logprobs_of_positions(sample.logprobs, ids, logprobs_path),
                 "finish_reason": sample.finish_reason,
                 "prompt_logprobs": prompt_logprobs,
-                **_top_columns("", _top_of_sample(sample.logprobs, tops.response, logprobs_path)),
-                **_top_columns("prompt_", prompt_top),
+                **_likely_columns(
+                    "", _likely_of_sample(sample.logprobs, likely_counts.response, logprobs_path)
+                ),
+                **_likely_columns("prompt_", prompt_top),
                 # Older versions lack it.
                 "routed_experts": getattr(sample, "routed_experts", None),
             }
@@ -150,14 +154,14 @@ def _logprobs_of_positions(
 # --- the most likely tokens --------------------------------------------------------------------
 
 
-class _TopCounts(NamedTuple):
+class _LikelyCounts(NamedTuple):
     """How many likely tokens a caller asks for at each position; None if it asks for none."""
 
     response: int | None
     prompt: int | None
 
 
-class _TopTokens(NamedTuple):
+class _LikelyTokens(NamedTuple):
     """The most likely tokens of each position of a response or of a prompt."""
 
     ids: AnyArray  # (tokens, k) int64
@@ -168,7 +172,7 @@ _Ranked: TypeAlias = dict[Any, tuple[int, Any]]
 """The tokens of one position: rank to the token and its logprob."""
 
 
-def _usable_top_counts(top: int | None, prompt_top: int | None, where: str) -> _TopCounts:
+def _usable_likely_counts(top: int | None, prompt_top: int | None, where: str) -> _LikelyCounts:
     """The options `top` and `prompt_top`, checked."""
     counts = []
     for name, option in (("top", top), ("prompt_top", prompt_top)):
@@ -177,36 +181,37 @@ def _usable_top_counts(top: int | None, prompt_top: int | None, where: str) -> _
         if count is not None and count > _LARGEST_TOP:
             raise ArgumentError("bad_option", path, f"expected {expected}, found {brief(option)}")
         counts.append(count)
-    return _TopCounts(*counts)
+    return _LikelyCounts(*counts)
 
 
-def _top_columns(prefix: str, top: _TopTokens | None) -> Row:
+def _likely_columns(prefix: str, top: _LikelyTokens | None) -> Row:
     """The columns of the most likely tokens in a row, which are copies."""
     if top is None:
         return {}
     return {f"{prefix}top_ids": top.ids.copy(), f"{prefix}top_logprobs": top.logprobs.copy()}
 
 
-def _top_of_sample(positions: Any, k: int | None, path: str) -> _TopTokens | None:
+def _likely_of_sample(positions: Any, k: int | None, path: str) -> _LikelyTokens | None:
     """The k most likely tokens of each position of a response."""
     if k is None:
         return None
     positions = _numbered_positions(positions, f"logprobs={k}", path)
-    return _top_arrays([_top_of_ranks(_ranked_objects(x), k, path, i) for i, x in positions], k)
+    rows = [_likely_of_ranks(_ranked_objects(x), k, path, i) for i, x in positions]
+    return _likely_arrays(rows, k)
 
 
-def _top_of_prompt(
+def _likely_of_prompt(
     positions: Any, k: int | None, path: str, ranked: Callable[[Any], _Ranked]
-) -> _TopTokens | None:
+) -> _LikelyTokens | None:
     """The k most likely tokens of each position of a prompt, of which the first has zeros."""
     if k is None:
         return None
     positions = _numbered_positions(positions, f"prompt_logprobs={k}", path)
     rows = [
-        [(0, 0.0)] * k if i == 0 and not position else _top_of_ranks(ranked(position), k, path, i)
-        for i, position in positions
+        [(0, 0.0)] * k if i == 0 and not x else _likely_of_ranks(ranked(x), k, path, i)
+        for i, x in positions
     ]
-    return _top_arrays(rows, k)
+    return _likely_arrays(rows, k)
 
 
 def _numbered_positions(positions: Any, option: str, path: str) -> Iterable[tuple[int, Any]]:
@@ -237,7 +242,7 @@ def _ranked_maps(position: Any) -> _Ranked:
     return ranked
 
 
-def _top_of_ranks(ranked: _Ranked, k: int, path: str, at: int) -> list[tuple[int, float]]:
+def _likely_of_ranks(ranked: _Ranked, k: int, path: str, at: int) -> list[tuple[int, float]]:
     """The tokens of ranks 1 to k, and their logprobs."""
     likely = [ranked[rank] for rank in range(1, k + 1) if rank in ranked]
     if len(likely) < k:
@@ -247,11 +252,11 @@ def _top_of_ranks(ranked: _Ranked, k: int, path: str, at: int) -> list[tuple[int
     return [(token, logprob(value, f"{path}[{at}]")) for token, value in likely]
 
 
-def _top_arrays(rows: list[list[tuple[int, float]]], k: int) -> _TopTokens:
+def _likely_arrays(rows: list[list[tuple[int, float]]], k: int) -> _LikelyTokens:
     """The tokens and the logprobs of each position as arrays."""
     ids = np.array([[token for token, _ in row] for row in rows], np.int64)
     values = np.array([[value for _, value in row] for row in rows], np.float32)
-    return _TopTokens(ids.reshape(len(rows), k), values.reshape(len(rows), k))
+    return _LikelyTokens(ids.reshape(len(rows), k), values.reshape(len(rows), k))
 
 
 # --- replies over HTTP -------------------------------------------------------------------------
@@ -316,7 +321,7 @@ def rows_of_replies(
     where = "vllm.rows_of_replies"
     expert_ids = usable_expert_ids(experts, pad, where)
     max_bytes = require_int(max_bytes, 0, f"{where}(max_bytes)")
-    tops = _usable_top_counts(top, prompt_top, where)
+    likely_counts = _usable_likely_counts(top, prompt_top, where)
     if isinstance(replies, Mapping):
         replies = (replies,)
     reply_list = items_of(replies, f"{where}(replies)", "a list of replies of vLLM")
@@ -332,7 +337,7 @@ def rows_of_replies(
             with reading_output(f"{where}(prompts)[{i}]", "a list of token ids"):
                 prompt = [*map(index, iterator_of(ids))]
         with reading_output(path, "a reply of vLLM's /inference/v1/generate"):
-            rows |= _rows_of_reply(reply, prompt, expert_ids, max_bytes, tops, path)
+            rows |= _rows_of_reply(reply, prompt, expert_ids, max_bytes, likely_counts, path)
     return same_keys(rows)
 
 
@@ -341,7 +346,7 @@ def _rows_of_reply(
     prompt: list[int] | None,
     expert_ids: ExpertIds | None,
     max_bytes: int,
-    tops: _TopCounts,
+    likely_counts: _LikelyCounts,
     path: str,
 ) -> dict[str, Row]:
     """The row of each choice of a reply, by the path of the choice."""
@@ -353,7 +358,7 @@ def _rows_of_reply(
     prompt_logprobs = _logprobs_of_positions(
         positions, prompt or [], prompt_path, first=0.0, key=str, value=itemgetter("logprob")
     )
-    prompt_top = _top_of_prompt(positions, tops.prompt, prompt_path, _ranked_maps)
+    prompt_top = _likely_of_prompt(positions, likely_counts.prompt, prompt_path, _ranked_maps)
     for j, choice in enumerate(iterator_of(reply["choices"])):
         choice_path = f"{path}.choices[{j}]"
         logprobs_path = f"{choice_path}.logprobs"
@@ -367,8 +372,10 @@ def _rows_of_reply(
                 "logprobs": _logprobs_of_content(logprobs, ids, logprobs_path),
                 "finish_reason": choice.get("finish_reason"),
                 "prompt_logprobs": prompt_logprobs,
-                **_top_columns("", _top_of_content(logprobs, tops.response, logprobs_path)),
-                **_top_columns("prompt_", prompt_top),
+                **_likely_columns(
+                    "", _likely_of_content(logprobs, likely_counts.response, logprobs_path)
+                ),
+                **_likely_columns("prompt_", prompt_top),
                 "routed_experts": _experts_of_choice(
                     choice, tokens, expert_ids, max_bytes, choice_path
                 ),
@@ -389,14 +396,14 @@ def _logprobs_of_content(logprobs: Any, ids: list[int], path: str) -> list[float
     return [logprob(one["logprob"], f"{path}.content[{at}]") for at, one in enumerate(content)]
 
 
-def _top_of_content(logprobs: Any, k: int | None, path: str) -> _TopTokens | None:
+def _likely_of_content(logprobs: Any, k: int | None, path: str) -> _LikelyTokens | None:
     """The k most likely tokens of each position of a choice, which come without their ranks."""
     if k is None:
         return None
     positions = None if logprobs is None else logprobs["content"]
     content = _numbered_positions(positions, f"logprobs={k + 1}", path)
     rows = [_largest(x["top_logprobs"], k, f"{path}.content[{i}].top_logprobs") for i, x in content]
-    return _top_arrays(rows, k)
+    return _likely_arrays(rows, k)
 
 
 def _largest(entries: Sequence[Any], k: int, path: str) -> list[tuple[int, float]]:

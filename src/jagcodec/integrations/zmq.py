@@ -184,7 +184,7 @@ def _run_without_wait(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    raise AssertionError("awaited a sync socket")
+    raise AssertionError("a sync socket had to be awaited")
 
 
 async def _send(
