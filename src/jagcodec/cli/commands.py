@@ -272,12 +272,12 @@ def _export(options: argparse.Namespace) -> int:
         if options.columns is not None:
             batch = batch.select(options.columns)
         data = _json_lines(batch) if ending == ".jsonl" else _arrow_file(batch, ending)
-    where = file_path(options.target, "OUT", "a file to write")
+    target = file_path(options.target, "OUT", "a file to write")
     with naming(options.target):
-        write_whole(where, [data], where)
+        write_whole(target, [data], target)
     rows, columns = counted(len(batch), "row"), counted(len(batch.fields), "column")
     print(f"{display_name(options.target)}: {rows}, {columns}")
-    if left_out != ():
+    if left_out is None or left_out:
         unknown = "meta of a type that is not known here"
         listed = unknown if left_out is None else ", ".join(map(name_text, left_out))
         reason = "because it belongs to the whole batch"

@@ -50,7 +50,7 @@ def add_inspect(parsers: Any) -> None:
     )
     add_message(parser, help="a message or the directory of a record; - reads standard input")
     text = (
-        "print rows of a batch instead: one, or a range such as 10:20; --row=-5: has the last five"
+        "print rows of a batch instead: one (7) or a range (10:20); --row=-5: prints the last five"
     )
     parser.add_argument("--row", metavar="N|A:B", type=row_index, help=text)
     add_columns(parser, "print")

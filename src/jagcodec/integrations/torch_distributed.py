@@ -267,8 +267,8 @@ class _Exchange:
         """The place of a sender, and its message, which is in this blob."""
         device = usable_device(self.device, self.where)
         with self._naming_sender(place):
-            by_range = self.becomes_open_batch[place]
-            how = Reading(self.limits, None, device, self.allow_pickle, by_range)
+            value_by_value = self.becomes_open_batch[place]
+            how = Reading(self.limits, None, device, self.allow_pickle, value_by_value)
             return place, open_message(blob.numpy(), "message", how)
 
     def _allocate(self, place: int, size: int, own_blob: torch.Tensor | None) -> torch.Tensor:
@@ -419,7 +419,9 @@ class _Exchange:
             return source_in(batch).frames(batch)
         # Check the frames before they become one blob, in which a frame that was cut would end
         # with zeros.
-        how = Reading(self.limits, allow_pickle=self.allow_pickle, by_range=True, verify=False)
+        how = Reading(
+            self.limits, allow_pickle=self.allow_pickle, value_by_value=True, verify=False
+        )
         return open_message(batch, f"{self.where}(batch)", how).frames
 
     def read(self, place: int, message: Message) -> Any:

@@ -57,7 +57,7 @@ class OpenMessage(NamedTuple):
 
 def open_source(source: Any, path: str) -> OpenMessage:
     """Open a message of any value, and check its checksums, if it has any."""
-    message = open_message(source, path, Reading(by_range=True))
+    message = open_message(source, path, Reading(value_by_value=True))
     header, size = message.header, message.header.total
     if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
         size = frame_bounds(size - sum(header.sent_sizes), header.sent_sizes)[-1]
@@ -107,7 +107,8 @@ class ColumnDescription:
     shape: tuple[int | None, ...] | None  # None for the ragged dim
     stored: str  # "narrow", "indirect", both, or empty
     bytes: int  # cells that columns share count for the first of them
-    rows: int | None  # index in MessageDescription.rows_of
+    # The index of its `RowLengths` in `MessageDescription.rows_of`; None if it is not jagged.
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,11 @@ UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
 
 
 class _ColumnWalk(Claims):
-    """One walk over the columns of a message, which counts their bytes."""
+    """One walk over the columns of a message, which counts their bytes.
+
+    `check_node` calls `claim` for each place of a node. `Claims` checks the place there; the header
+    was checked already, so this class overrides `claim` to count the bytes of the place instead.
+    """
 
     def __init__(self, message: Message) -> None:
         super().__init__(message.header.sizes)
@@ -231,7 +236,7 @@ class _ColumnWalk(Claims):
         )
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """Count a place that was checked when the message was opened."""
+        """Count the bytes of a place, unless a column before has them."""
         if size and (buffer, offset) not in self._counted:
             self._counted.add((buffer, offset))
             self._size += size
@@ -384,7 +389,7 @@ def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> 
     """The parts of a message that `differences` compares; errors call the message `path`."""
     if columns is not None:
         return MessageContents("columns", columns_of(open_whole(source, path).select(columns)), {})
-    message = open_message(source, path, Reading(by_range=True))
+    message = open_message(source, path, Reading(value_by_value=True))
     root, batch = message.header.schema.root, batch_in_message(message)
     if batch is None:
         return MessageContents("", build(message, root), message_meta(message))

@@ -76,8 +76,8 @@ def padding_tax(
     if isinstance(source, Mapping) and lengths is not None:
         pack = module_with_torch("produce.fields", _SOURCE).pack_jagged_fields
         td = pack(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
-        padded = _bytes_of_padded(source) if padded_width is None else {}
-        return _measure(td, padded_width, options, padded_sizes=padded)
+        padded_bytes = _bytes_of_padded(source) if padded_width is None else {}
+        return _measure(td, padded_width, options, known_padded_bytes=padded_bytes)
     if not _is_open(source) and not _may_be_message(source):
         return tax_of_lengths(_read_row_lengths(source), padded_width, _SOURCE)
     batch = opened(source, _SOURCE)
@@ -141,9 +141,6 @@ _OVERHEAD = "header and offsets"
 _WORTH = 0.05
 """The share of a message that an option must save to be advised."""
 
-_FORMS = ("padded", "wire", "narrow", "elide", "both")
-"""The forms whose bytes a `ColumnTax` has, in the order of its fields."""
-
 
 @dataclass(frozen=True)
 class ColumnTax:
@@ -167,6 +164,17 @@ class ColumnTax:
         return 100 * saved / self.padded_bytes if self.padded_bytes else 0.0
 
 
+def _bytes_of_forms(part: ColumnTax) -> dict[str, int | None]:
+    """The bytes of a column in each form, in the order of the fields of `ColumnTax`."""
+    return {
+        "padded": part.padded_bytes,
+        "wire": part.wire_bytes,
+        "narrow": part.narrow_bytes,
+        "elide": part.elide_bytes,
+        "both": part.both_bytes,
+    }
+
+
 @dataclass(frozen=True)
 class PaddingTax:
     """A batch, in bytes. `str()` of it is a table."""
@@ -179,9 +187,9 @@ class PaddingTax:
     @property
     def total(self) -> ColumnTax:
         """The sums over all columns and the overhead."""
-        parts = (*self.columns, self.overhead)
-        sizes = [[getattr(part, f"{form}_bytes") for part in parts] for form in _FORMS]
-        sums: list[Any] = [None if None in column else sum(column) for column in sizes]
+        parts = [_bytes_of_forms(part).values() for part in (*self.columns, self.overhead)]
+        sizes: list[Any] = [*zip(*parts, strict=True)]
+        sums = [None if None in of_form else sum(of_form) for of_form in sizes]
         return ColumnTax("total", "", *sums)
 
     @property
@@ -209,10 +217,12 @@ class PaddingTax:
         return {**asdict(self), "total": asdict(self.total), "advice": self.advice}
 
     def __str__(self) -> str:
-        forms = [form for form in _FORMS if getattr(self.overhead, f"{form}_bytes") is not None]
+        sizes = _bytes_of_forms(self.overhead)
+        forms = [form for form, size in sizes.items() if size is not None]
         rows = []
         for part in (*self.columns, self.overhead, self.total):
-            cells = [f"{getattr(part, f'{form}_bytes'):,}" for form in forms]
+            sizes = _bytes_of_forms(part)
+            cells = [f"{sizes[form]:,}" for form in forms]
             saved = "" if part is self.overhead else f"{part.saved_percent:.1f}%"
             rows.append((shown(part.name, 32), part.layout, *cells, saved))
         head = ("column", "layout", *(f"{form} B" for form in forms), "saved")
@@ -256,11 +266,14 @@ def _measure(
     padded_width: int | None,
     options: bool,
     *,
-    padded_sizes: Mapping[str, int] | None = None,
+    known_padded_bytes: Mapping[str, int] | None = None,
     meta: Any = None,
 ) -> PaddingTax:
-    """The report of a value that `encode` accepts; `padded_sizes` has bytes of padded columns."""
-    ways = [(False, False)]  # narrow and elide, in the order of `_FORMS`
+    """The report of a value that `encode` accepts.
+
+    `known_padded_bytes` has the bytes of columns that were padded before they became this value.
+    """
+    ways = [(False, False)]  # narrow and elide, in the order of the fields of `ColumnTax`
     if options:
         ways += [(True, False), (False, True), (True, True)]
     frames = [encode(value, narrow=narrow, elide=elide, meta=meta) for narrow, elide in ways]
@@ -277,7 +290,7 @@ def _measure(
             bytes_per_token = math.prod(dims) * TORCH_ITEMSIZES[column.dtype or ""]
             width = _rectangle_width(rows.max, padded_width, f"padding_tax({column.name!r})")
             by_width = rows.rows * width * bytes_per_token
-            padded_size = (padded_sizes or {}).get(column.name, by_width)
+            padded_size = (known_padded_bytes or {}).get(column.name, by_width)
             token_bytes += rows.tokens * bytes_per_token
             padded_bytes += padded_size
         layout = _LAYOUT_OF_KIND.get(column.kind, "other")

@@ -56,7 +56,7 @@ def first_same(rows: Sequence[Any]) -> list[int] | None:
 def are_values(items: Sequence[Any], levels: int) -> bool:
     """Whether unpacked documents have no records and nest at most `levels` deep.
 
-    They are then values already. If the answer is False, `revived` in `decoder` decides: it makes
-    values of records, and raises an error for documents that are too deep.
+    They are then values already. If the answer is False, `with_records_resolved` in `decoder`
+    decides: it makes values of records, and raises an error for documents that are too deep.
     """
     return is_native(items, levels, sys.maxsize, sys.maxsize, sys.maxsize)

@@ -275,10 +275,10 @@ class JoinedRows(Source):
             wanted = place[index]
             at = np.flatnonzero(wanted >= 0)
             everything = np.array_equal(wanted[at], np.arange(len(rows)))
-            some = None if everything else ChosenRows(wanted[at])
+            chosen_of_form = None if everything else ChosenRows(wanted[at])
             column = {name: JoinedColumn(joined, name)}
             try:
-                objects[at] = views_of(WireBatch(joined, column, some), As.HOST)[name]
+                objects[at] = views_of(WireBatch(joined, column, chosen_of_form), As.HOST)[name]
             except WireFormatError:
                 return None
         return objects
@@ -290,9 +290,12 @@ class JoinedRows(Source):
         """
         columns = how.known.get(self)
         if columns is None:
-            wanted = how.columns.values()
-            mine = [x for x in wanted if isinstance(x, JoinedColumn) and x.source is self]
-            names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
+            own_names = [
+                column.name
+                for column in how.columns.values()
+                if isinstance(column, JoinedColumn) and column.source is self
+            ]
+            names = [x for x in own_names if not self.in_place(x) and not self.forms(x)]
             columns = how.known[self] = self._read_batches(names, how) if names else {}
         if name not in columns:  # the table has the column, but could not read its objects
             columns |= self._read_batches([name], how)
@@ -319,7 +322,7 @@ class JoinedRows(Source):
         self, names: Sequence[str], wanted: _WantedRows, form: As, pool: RowSplitsPool
     ) -> dict[str, Any]:
         """Read the wanted rows of columns batch by batch, and join them."""
-        each: dict[str, list[Any]] = {name: [] for name in names}
+        columns_by_name: dict[str, list[Any]] = {name: [] for name in names}
         for i, rows in wanted.rows_by_part:
             part = self.part(i)
             columns = columns_in(part)
@@ -329,11 +332,11 @@ class JoinedRows(Source):
             try:
                 away = self.device is not None and form is As.VIEW
                 for name, column in (leaves_of(batch) if away else views_of(batch, form)).items():
-                    each[name].append(_columns_inside(column, form))
+                    columns_by_name[name].append(_columns_inside(column, form))
             except WireFormatError as error:
                 raise in_message(error, i) from error
         joined = {}
-        for name, columns_of_parts in each.items():
+        for name, columns_of_parts in columns_by_name.items():
             try:
                 joined[name] = _joined_column(name, columns_of_parts, wanted.order, pool)
             except (ArgumentError, ArgumentTypeError) as error:
@@ -358,10 +361,9 @@ class JoinedRows(Source):
         order = np.argsort(part_of, kind="stable")
         numbers, firsts = np.unique(part_of[order], return_index=True)
         rows = np.split(index[order], firsts[1:])
-        each = zip(numbers.tolist(), rows, strict=True)
         in_order = bool((order[:-1] < order[1:]).all())
         return _WantedRows(
-            [(i, members - begins[i]) for i, members in each],
+            [(i, members - begins[i]) for i, members in zip(numbers.tolist(), rows, strict=True)],
             None if in_order else np.argsort(order),
         )
 
@@ -404,11 +406,11 @@ class JoinedColumn(Column):
     def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
         in_place = self.source.in_place(self.name)
         if in_place:
-            each = [in_place.view.row_splits.lengths if in_place.kind is Kind.JAGGED else None]
+            of_parts = [in_place.view.row_splits.lengths if in_place.kind is Kind.JAGGED else None]
         else:
-            each = self.source.read_each(lambda part: part.row_lengths(self.name))
-        jagged = [lengths for lengths in each if lengths is not None]
-        if len(jagged) < len(each):
+            of_parts = self.source.read_each(lambda part: part.row_lengths(self.name))
+        jagged = [lengths for lengths in of_parts if lengths is not None]
+        if len(jagged) < len(of_parts):
             return None
         lengths = np.concatenate(jagged)
         return lengths if chosen is None else lengths[chosen.at]
@@ -543,9 +545,9 @@ def _joined_column(
             for column in columns
         ]
     if all(type(column) is dict for column in columns):
-        each = enumerate([*column] for column in columns)
-        inner = require_same_names(each, _path(name))
-        return {x: _joined_column(x, [each[x] for each in columns], order, pool) for x in inner}
+        names_of_parts = enumerate([*column] for column in columns)
+        inner = require_same_names(names_of_parts, _path(name))
+        return {x: _joined_column(x, [column[x] for column in columns], order, pool) for x in inner}
     if all(isinstance(column, CellRows) for column in columns):
         return CellRows(join_views([column.view for column in columns], order, pool, _path(name)))
     leaves = [as_leaf(x, 0, _path(name)) if isinstance(x, RaggedView) else x for x in columns]

@@ -128,9 +128,9 @@ class MessageTable:
         if None in by_form or len(by_form) < 2:
             return []
         tables = []
-        for stacks in by_form.values():
-            members = np.sort(np.concatenate([stack.members for stack in stacks]))
-            stacks = [s._replace(members=np.searchsorted(members, s.members)) for s in stacks]
+        for same_form in by_form.values():
+            members = np.sort(np.concatenate([stack.members for stack in same_form]))
+            stacks = [s._replace(members=np.searchsorted(members, s.members)) for s in same_form]
             bounds = zip(
                 self._first_buffers[members], self._first_buffers[members + 1], strict=True
             )
@@ -273,14 +273,17 @@ class MessageTable:
             # There may be very many cells if they have no bytes: their sum must not wrap around.
             if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
                 splits = RowSplits.from_lengths(lengths)
-                begins = splits.offsets_array[self._first_rows]
-                cells = splits.offsets_array[self._first_rows + self._row_counts] - begins
-                begins = splits.starts - begins.repeat(self._row_counts)
+                offsets = splits.offsets_array
+                message_starts = offsets[self._first_rows]
+                cells = offsets[self._first_rows + self._row_counts] - message_starts
+                begins = splits.starts - message_starts.repeat(self._row_counts)
                 self._rows[key] = _GroupRows(splits, begins, cells)
         return self._rows[key]
 
     def _group_lengths(self, group: IntArray) -> IntArray | None:
         """The row lengths of a ragged group of each message; None if they are unsound."""
+        # First, the numbers of the group in each header. A message of up to one row has no offsets:
+        # the length of its row is min and max.
         numbers = self._in_order(
             stack.numbers[
                 np.arange(len(stack.members))[:, None],
@@ -295,6 +298,7 @@ class MessageTable:
         many = np.flatnonzero(rows > 1)
         if not len(many):
             return lengths
+        # Then the offsets of all other messages, end to end.
         offset_counts = rows[many] + 1
         buffers = self._first_buffers[many] + buffer[many]
         places = zip(buffers.tolist(), offset[many].tolist(), offset_counts.tolist(), strict=True)
@@ -302,9 +306,9 @@ class MessageTable:
         offsets = np.concatenate(
             [np.frombuffer(self._buffers[i], np.int64, count, at) for i, at, count in places]
         )
+        # Last, the row lengths, which are checked. Between the last offset of a message and the
+        # first of the next there is no row: delete these differences.
         first_offset = offset_counts.cumsum() - offset_counts
-        # Between the last offset of a message and the first of the next there is no row: delete
-        # these differences.
         row_lengths = np.delete(offsets[1:] - offsets[:-1], first_offset[1:] - 1)
         first_row = first_offset - np.arange(len(many))
         if (

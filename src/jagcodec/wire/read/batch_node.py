@@ -13,7 +13,7 @@ from jagcodec.columns.held import row_count
 from jagcodec.errors import ArgumentError
 from jagcodec.wire.checks import bad, fail
 from jagcodec.wire.leaf import rows_of_node
-from jagcodec.wire.read.decoder import build, message_meta, revived, rows_differ
+from jagcodec.wire.read.decoder import build, message_meta, rows_differ, with_records_resolved
 from jagcodec.wire.read.message import Message
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
@@ -83,7 +83,9 @@ def state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
     if root.kind is Kind.VALUE:
         document = message.document(root.value)
         if type(document) is list and document[:2] == [Kind.USER, BATCHED_DATA_DICT]:
-            state = revived(document[2:], 0, message.limits.depth, message.allow_pickle)[0]
+            state = with_records_resolved(
+                document[2:], 0, message.limits.depth, message.allow_pickle
+            )[0]
     elif root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
         state = build(message, root.children[0])
     if state is None:

@@ -100,6 +100,7 @@ def decode(
     imported already. Safe to call from several threads at once.
     """
     check_torch("decode")
+    # Import torch before the message is opened: once it is imported, all dtypes are torch's.
     _tensor_half()
     how = usable_reading("decode", limits, copy, device, allow_pickle)
     message = open_message(frames, "decode(frames)", how)
@@ -159,10 +160,10 @@ def build_children(message: Message, node: Node, budget: Budget) -> list[Any]:
 
 
 def _read_document(message: Message, index: int, depth: int) -> Any:
-    value, most = message.document(index), message.limits.depth
-    if are_values((value,), most - depth + 1):
+    value, max_depth = message.document(index), message.limits.depth
+    if are_values((value,), max_depth - depth + 1):
         return value
-    return revived(value, depth, most, message.allow_pickle)
+    return with_records_resolved(value, depth, max_depth, message.allow_pickle)
 
 
 def message_meta(message: Message) -> dict[str, Any]:
@@ -337,12 +338,12 @@ def _read_documents(
     # A copy: what was checked must not change with the message's memory.
     raw = data.tobytes()
     items = documents.parsed_rows(raw, bounds[1:].tolist(), rows)
-    most = message.limits.depth
-    if are_values(items, most - depth + 1):
+    max_depth = message.limits.depth
+    if are_values(items, max_depth - depth + 1):
         return items
     for i, item in enumerate(items):
         try:
-            items[i] = revived(item, depth, most, message.allow_pickle)
+            items[i] = with_records_resolved(item, depth, max_depth, message.allow_pickle)
         except WireFormatError as error:
             raise inside(error, int(rows[i])) from error
     return items
@@ -405,21 +406,21 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
 
 # --- records of documents ----------------------------------------------------------------------
 
-_NOT_REVIVED = frozenset((str, int, float, bool, bytes, type(None)))
+_WITHOUT_RECORDS = frozenset((str, int, float, bool, bytes, type(None)))
 
 
-def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
+def with_records_resolved(value: Any, depth: int, max_depth: int, allow_pickle: bool) -> Any:
     """A document with values in place of its records. It changes the document in place.
 
-    `depth` is the number of containers around it, and `most` the limit.
+    `depth` is the number of containers around it, and `max_depth` the limit.
     """
     kind = type(value)
-    if kind in _NOT_REVIVED:
+    if kind in _WITHOUT_RECORDS:
         return value
     if kind is not list and kind is not dict:
         raise WireFormatError("unknown_kind", "$", f"expected a value, found a {kind.__name__}")
-    if depth > most:
-        raise exceeded("depth", most, depth, "levels")
+    if depth > max_depth:
+        raise exceeded("depth", max_depth, depth, "levels")
     tag, parts = None, value
     if kind is list and value and type(value[0]) is Kind:
         tag, parts = value[0], value[1:]
@@ -429,8 +430,8 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
     step: Any = None
     try:
         for step, item in items:
-            if type(item) not in _NOT_REVIVED:
-                parts[step] = revived(item, depth + 1, most, allow_pickle)
+            if type(item) not in _WITHOUT_RECORDS:
+                parts[step] = with_records_resolved(item, depth + 1, max_depth, allow_pickle)
     except WireFormatError as error:
         raise inside(error, step) from error
     return parts if tag is None else _value_of_record(tag, parts, allow_pickle)

@@ -74,7 +74,7 @@ class NodeColumn(Column):
     def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
         return None
 
-    def user_value(self, value: Any, how: Read) -> Any:
+    def leaf(self, value: Any, how: Read) -> Any:
         return value
 
     def storage(self) -> Storage:
@@ -146,9 +146,6 @@ class JaggedColumn(NodeColumn):
         view = self.source.message.view(self.node, how.chosen)
         return item_of_view(view, self.node.fields[0])
 
-    def leaf(self, value: Any, how: Read) -> Any:
-        return value
-
     def _check(self) -> None:
         node, source = self.node, self.source
         numbers = source.message.numbers
@@ -192,9 +189,6 @@ class RectangleColumn(NodeColumn):
         self._check()
         view = self.source.message.view(self.node, how.chosen)
         return item_of_view(view, self.node.fields[0], ragged=False)
-
-    def leaf(self, value: Any, how: Read) -> Any:
-        return value
 
     def _check(self) -> None:
         node, sizes = self.node, self.source.sizes

@@ -33,27 +33,27 @@ def usable_reading(
     copy: bool | None,
     device: Any,
     allow_pickle: bool,
-    by_range: bool = False,
+    value_by_value: bool = False,
     verify: bool = True,
 ) -> Reading:
     """Check a caller's options, and return them as a `Reading`."""
     if limits is None and device is None and copy is None and allow_pickle is False:
-        return _WITHOUT_OPTIONS[by_range, verify]
+        return _WITHOUT_OPTIONS[value_by_value, verify]
     limits = usable_limits(limits, f"{where}(limits)")
     if device is not None:
         types = module_with_torch("memory.plain_types", f"{where}(device)")
         device = types.usable_device(device, f"{where}(device)")
     copy = None if copy is None else require_flag(copy, f"{where}(copy)")
     allow_pickle = require_flag(allow_pickle, f"{where}(allow_pickle)")
-    return Reading(limits, copy, device, allow_pickle, by_range, verify)
+    return Reading(limits, copy, device, allow_pickle, value_by_value, verify)
 
 
 _WITHOUT_OPTIONS = {
-    (by_range, verify): Reading(by_range=by_range, verify=verify)
-    for by_range in (False, True)
+    (value_by_value, verify): Reading(value_by_value=value_by_value, verify=verify)
+    for value_by_value in (False, True)
     for verify in (False, True)
 }
-"""The readings of callers that give no options, by `by_range` and `verify`."""
+"""The readings of callers that give no options, by `value_by_value` and `verify`."""
 
 
 def open_message(source: Any, where: str, reading: Reading) -> Message:
@@ -81,8 +81,8 @@ def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Mess
             check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
     if not header.compressed:
         return Message(header, buffers, reading, frames)
-    buffers = decompressed_buffers(header, buffers, lazily=reading.by_range)
-    return Message(header, buffers, reading, frames, in_memory=not reading.by_range)
+    buffers = decompressed_buffers(header, buffers, lazily=reading.value_by_value)
+    return Message(header, buffers, reading, frames, in_memory=not reading.value_by_value)
 
 
 def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:

@@ -1,4 +1,12 @@
-"""`open_wire`, `WireBatch`: a batch that is read on demand."""
+"""`open_wire`, `WireBatch`: a batch that is read on demand.
+
+`WireBatch` comes first. After it come the functions that make one:
+
+* `open_wire`, for users: of a message in any place, or of a batch in memory;
+* `open_memory`: of a batch in memory;
+* `open_whole`: of frames or a blob, for callers that read all of it;
+* `batch_of_message`: of a `Message` that is open already.
+"""
 
 from __future__ import annotations
 
@@ -386,7 +394,7 @@ def open_wire(
     """
     where = "open_wire(source)"
     how = usable_reading(
-        "open_wire", limits, copy, device, allow_pickle, by_range=True, verify=False
+        "open_wire", limits, copy, device, allow_pickle, value_by_value=True, verify=False
     )
     if type(source) not in _MESSAGE_TYPES and isinstance(source, (str, os.PathLike)):
         name = file_path(source, where, "decode accepts a message in memory")
@@ -434,7 +442,7 @@ _MESSAGE_TYPES = (list, bytes, bytearray)
 
 def open_whole(source: Any, path: str) -> WireBatch:
     """`open_wire` of frames or a blob, for callers that read all of it: verifies all checksums."""
-    how = usable_reading(path, None, None, None, False, by_range=True)
+    how = usable_reading(path, None, None, None, False, value_by_value=True)
     remedy = "send columns with encode_fields(columns, lengths=...), rows with encode_rows(rows)"
     return batch_of_message(open_message(source, path, how), remedy)
 
