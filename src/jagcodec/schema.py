@@ -47,7 +47,7 @@ def check_schema(
         raise ArgumentTypeError("bad_type", f"{where}(schema)", detail)
     may_be_absent = name_set(optional, f"{where}(optional)")
     check_known(may_be_absent, schema, f"{where}(optional)")
-    from jagcodec.wire.read.opened import schema_of  # it imports much more than a schema needs
+    from jagcodec.wire.read.any_batch import schema_of  # it imports much more than a schema needs
 
     schema_in_batch = schema_of(batch, f"{where}(batch)")
     new_names = [name for name in schema_in_batch if name not in schema]

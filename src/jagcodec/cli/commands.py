@@ -209,7 +209,7 @@ def _read_lengths(data: Any, options: argparse.Namespace) -> Any:
 def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
     """The row lengths that the columns of a message share, or that one column has."""
     from jagcodec.rows.row_splits import RowSplitsPool
-    from jagcodec.wire.read.opened import common_lengths, row_lengths_of
+    from jagcodec.wire.read.any_batch import common_lengths, row_lengths_of
     from jagcodec.wire.read.wire_batch import open_whole
 
     batch = open_whole(data, name)

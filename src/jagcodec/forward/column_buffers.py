@@ -41,7 +41,7 @@ from jagcodec.forward.packer import Packer, is_column
 from jagcodec.memory.arrays import IntArray, torch_name
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.read.opened import are_several, each_column, is_batch, opened, row_count_of
+from jagcodec.wire.read.any_batch import are_several, each_column, is_batch, opened, row_count_of
 
 
 class ColumnBuffers:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jagcodec.forward.layout import Pieces
     from jagcodec.forward.packer import Packer
     from jagcodec.rows.lengths import Lengths
-    from jagcodec.wire.read.opened import AnyBatch
+    from jagcodec.wire.read.any_batch import AnyBatch
 
 
 @untraced
@@ -459,7 +459,7 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     from jagcodec.rows.row_splits import RowSplitsPool
     from jagcodec.wire.compare import same_values
     from jagcodec.wire.many.joined import join_rows
-    from jagcodec.wire.read.opened import (
+    from jagcodec.wire.read.any_batch import (
         concat_in_memory,
         is_batch,
         is_encoded,

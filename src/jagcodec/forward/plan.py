@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jagcodec.forward.packer import Packer
     from jagcodec.rows.lengths import Lengths
     from jagcodec.rows.varlen import PackedColumn
-    from jagcodec.wire.read.opened import AnyBatch
+    from jagcodec.wire.read.any_batch import AnyBatch
 
 
 @untraced

@@ -29,7 +29,7 @@ from jagcodec.rows.copy_rows import gathered
 from jagcodec.rows.views import RaggedView
 from jagcodec.train.json_text import json_text
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.read.opened import columns_with_views, opened, row_count_of
+from jagcodec.wire.read.any_batch import columns_with_views, opened, row_count_of
 
 if TYPE_CHECKING:
     import pyarrow

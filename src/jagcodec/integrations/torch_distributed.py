@@ -39,9 +39,9 @@ from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, check_blob_size, usable_limits
 from jagcodec.wire.many.joined import join_rows
+from jagcodec.wire.read.any_batch import AnyBatch, concat_in_memory, is_message
 from jagcodec.wire.read.decoder import build
 from jagcodec.wire.read.message import Message, Reading
-from jagcodec.wire.read.opened import AnyBatch, concat_in_memory, is_message
 from jagcodec.wire.read.opening import open_message
 from jagcodec.wire.read.wire_batch import WireBatch, batch_of_message
 from jagcodec.wire.write.encoder import encode

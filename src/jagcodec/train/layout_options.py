@@ -37,7 +37,7 @@ from jagcodec.train.rectangles import (
     PaddingSide,
     Placement,
 )
-from jagcodec.wire.read.opened import (
+from jagcodec.wire.read.any_batch import (
     row_count_of,
 )
 

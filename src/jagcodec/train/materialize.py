@@ -67,7 +67,7 @@ from jagcodec.train.rectangles import (
     place_at_end,
 )
 from jagcodec.wire.many.joined import join_rows
-from jagcodec.wire.read.opened import (
+from jagcodec.wire.read.any_batch import (
     AnyBatch,
     are_several,
     concat_in_memory,

@@ -27,7 +27,7 @@ from jagcodec.rows.row_splits import Chosen, RowSplitsPool
 from jagcodec.wire.compare import meta_without_conflicts
 from jagcodec.wire.many.joined import join_rows
 from jagcodec.wire.many.side_by_side import common_sizes, sharing, side_by_side
-from jagcodec.wire.read.opened import (
+from jagcodec.wire.read.any_batch import (
     B,
     common_lengths,
     concat_in_memory,

@@ -20,7 +20,7 @@ from jagcodec.rows.lengths import Lengths, read_lengths
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.train.describe import describe_message, open_source
 from jagcodec.wire.frames import is_blob
-from jagcodec.wire.read.opened import bytes_of, opened
+from jagcodec.wire.read.any_batch import bytes_of, opened
 from jagcodec.wire.read.wire_batch import WireBatch, open_memory
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from jagcodec.wire.write.encoder import encode

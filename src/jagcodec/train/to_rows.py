@@ -22,7 +22,7 @@ from jagcodec.memory.small_floats import numbers_of
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.read.opened import AnyBatch, opened, row_count_of
+from jagcodec.wire.read.any_batch import AnyBatch, opened, row_count_of
 from jagcodec.wire.read.wire_batch import WireBatch, open_memory
 
 RowsAs = Literal["tensor", "array", "list"]

@@ -26,7 +26,7 @@ from jagcodec.rows.non_tensor import fields_of, unbatched_parts
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.train.to_rows import rows_of_each
-from jagcodec.wire.read.opened import columns_with_views, row_count_of
+from jagcodec.wire.read.any_batch import columns_with_views, row_count_of
 
 
 def rows_of_tensors(source: Any, rows: int, where: str) -> list[dict[str, Any]]:
