@@ -188,8 +188,8 @@ class PaddingTax:
     def total(self) -> ColumnTax:
         """The sums over all columns and the overhead."""
         parts = [_bytes_of_forms(part).values() for part in (*self.columns, self.overhead)]
-        sizes: list[Any] = [*zip(*parts, strict=True)]
-        sums = [None if None in of_form else sum(of_form) for of_form in sizes]
+        sizes: Any = zip(*parts, strict=True)  # of each form, the bytes of all parts
+        sums: list[Any] = [None if None in of_form else sum(of_form) for of_form in sizes]
         return ColumnTax("total", "", *sums)
 
     @property

@@ -255,6 +255,8 @@ def each_column(
         if holder.has_tensor:
             columns[name] = of_tensor(leaf, key)
         elif holder.has_columns:
+            # A nested function that calls itself would need no `above`, but would be a reference
+            # cycle, which keeps the batch.
             inner, names = opened(leaf, path), (*above, name)
             columns[name] = each_column(
                 inner, of_view, of_tensor, path_of, pool, kept=kept, above=names
