@@ -253,8 +253,14 @@ def test_a_plan_of_nothing():
         assert (lists(batches), len(batches)) == ([[], [], []], 3)
         assert batches.order.tolist() == batches.inverse.tolist() == []
         assert (batches.report()["fill"], batches.report()["heaviest_rank"]) == (1, 1)
-        with pytest.raises(ArgumentError, match="expected 0 results"):
+        with pytest.raises(ArgumentError, match="expected results, found none: the plan has no"):
             batches.restore([])
+        with pytest.raises(ArgumentError, match=r"expected 0 results, .* found 1"):
+            batches.restore([[1]])
+        with pytest.raises(ArgumentIndexError, match=r"expected no step, .* found 0"):
+            batches.is_repeat(0, 0)
+        with pytest.raises(ArgumentError, match=r"\(order\): expected no steps, found \[0\]"):
+            batches.in_order(0, [0])
     assert lists(plan_micro_batches([0, 0], 2, max_tokens=1)) == [[[0]], [[1]]]
 
 

@@ -628,6 +628,13 @@ def test_what_is_not_widened_is_the_column_itself():
         for name in ("ids", "experts", "reward"):
             assert found[name].data_ptr() == td[name].data_ptr()
     assert materialize(td, attention_mask_of="ids")["attention_mask"].tolist() == [[True] * 3] * 2
+
+
+def test_no_pad_is_that_of_a_mask():
+    options: Any = {"pad_value_dict": {"x": 7, "m": 1}, "attention_mask_of": {"x": "m"}}
+    found = materialize({"x": nested([torch.ones(1), torch.ones(2)])}, **options)
+    assert found["x"].tolist() == [[1, 7], [1, 1]]
+    assert found["m"].tolist() == [[True, False], [True, True]]
     jagged = ids(1, 2)
     width: Any = np.int64(2)
     assert materialize(jagged, "jagged", pad_to_seqlen=width)["ids"] is jagged["ids"]

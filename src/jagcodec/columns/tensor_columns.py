@@ -22,7 +22,6 @@ from tensordict import (
     UnbatchedTensor,
     is_tensorclass,
 )
-from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.columns.batch import CellRows, FieldSchema, Name, OneObject, packed_field
@@ -583,7 +582,7 @@ def _tensordict_kind(value: Any) -> type[HeldColumn]:
 add_kinds(
     (
         (UnbatchedTensor, Unbatched),  # a tensor or a tensorclass, by the version of tensordict
-        (NonTensorDataBase, Payloads),
+        (non_tensor.NonTensorDataBase, Payloads),
         (NonTensorStack, Payloads),
         (NESTED_TENSOR, Jagged),
         (torch.Tensor, _tensor_kind),

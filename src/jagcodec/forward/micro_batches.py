@@ -328,7 +328,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         """
         where = "MicroBatches.in_order"
         rank = self._read_rank(rank, where)
-        expected = f"each step of 0 to {self._count - 1} once"
+        expected = f"each step of 0 to {self._count - 1} once" if self._count else "no steps"
         steps = [int_or_none(step) for step in items_of(order, f"{where}(order)", expected)]
         if sorted(step for step in steps if step is not None) != [*range(self._count)]:
             detail = f"expected {expected}, found {brief(steps)}"
@@ -370,7 +370,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         Raises:
             ArgumentError: There are not as many results as micro-batches, one has another number of
                 rows than its micro-batch (it is named), or `last` has another number of rows than
-                the batch, or is longer than a row of a column (both are named).
+                the batch, or is longer than a row of a column (both are named). Or the plan has no
+                rows, for which `pack` returns no step: there is no result to take a kind from.
             ArgumentTypeError: A result is neither a batch nor a column, their kinds differ, or
                 `last` does not hold integers.
         """
@@ -380,7 +381,11 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         first, end = (0, len(self)) if rank is None else (rank, rank + 1)
         sizes = [places.stop - places.start for places in self._slices_in_order(first, end)]
         parts = items_of(results, f"{where}(results)", "a list of batches or columns")
-        if len(parts) != len(sizes) or not sizes:
+        if not parts and not sizes:
+            detail = "expected results, found none: the plan has no rows, and without a result "
+            detail += "nothing says whether to return a batch or a column"
+            raise ArgumentError("row_mismatch", f"{where}(results)", detail)
+        if len(parts) != len(sizes):
             detail = f"expected {len(sizes)} results, one for each micro-batch, found {len(parts)}"
             raise ArgumentError("row_mismatch", f"{where}(results)", detail)
         restored = _put_back(parts, sizes, self._places_by_row(first, end), where)
@@ -487,7 +492,8 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
 
 def _outside(where: str, what: str, value: Any, count: int) -> ArgumentIndexError:
     """The error for a number that is not that of a rank or a step."""
-    detail = f"expected a {what} of 0 to {count - 1}, found {brief(value)}"
+    expected = f"a {what} of 0 to {count - 1}" if count else f"no {what}, as the plan has no rows"
+    detail = f"expected {expected}, found {brief(value)}"
     return ArgumentIndexError("bad_option", f"{where}({what})", detail)
 
 

@@ -117,7 +117,8 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     low, high = int(array.min(initial=0)), int(array.max(initial=0))
     if low < -rows or high >= rows > 0 or (not rows and len(array)):
         wrong = array[(array < -rows) | (array >= rows)]
-        detail = f"expected rows of 0 to {rows - 1}, found {wrong[0]}"
+        expected = f"rows of 0 to {rows - 1}" if rows else "no rows of a batch without rows"
+        detail = f"expected {expected}, found {wrong[0]}"
         raise ArgumentIndexError("no_such_row", where, detail)
     return np.where(array < 0, array + rows, array) if low < 0 else array
 

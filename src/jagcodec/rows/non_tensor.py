@@ -42,7 +42,7 @@ _TESTED = "0.15.3"
 with private_names("tensordict", tested=_TESTED):
     from tensordict._lazy import _CustomOpTensorDict
     from tensordict._td import _SubTensorDict
-    from tensordict.tensorclass import NonTensorDataBase
+    from tensordict.tensorclass import NonTensorDataBase as NonTensorDataBase  # for others, too
     from tensordict.utils import LinkedList
 
     _new_tensordict: Any = TensorDict._new_unsafe

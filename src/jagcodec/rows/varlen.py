@@ -78,7 +78,7 @@ def check_varlen(column: PackedColumn, path: str) -> None:
         check_memory(part, f"{path}.{name}")
     places = column.cu_seqlens
     if places.dim() != 1 or not len(places) or places.dtype not in LENGTH_DTYPES:
-        detail = f"expected (N + 1,) integers that never fall, found {describe(places)}"
+        detail = f"expected (N + 1,) offsets from 0 that never fall, found {describe(places)}"
         raise ArgumentError("bad_shape", f"{path}.cu_seqlens", detail)
 
 
@@ -114,7 +114,8 @@ def view_of_varlen(
         offsets = host_numbers(column.cu_seqlens, copies)
         row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
-            detail = f"expected (N + 1,) cu_seqlens that never fall, found {offsets.tolist()!r:.80}"
+            expected = "(N + 1,) cu_seqlens, which are offsets from 0 that never fall"
+            detail = f"expected {expected}, found {offsets.tolist()!r:.80}"
             raise ArgumentError("bad_shape", path, detail)
         if pool is not None:
             pool.remember(column.cu_seqlens, row_splits)

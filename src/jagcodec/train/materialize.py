@@ -165,8 +165,9 @@ def materialize(
         keep_jagged: Names of columns that stay unchanged in every layout, whatever their lengths.
             Their lengths do not count tokens, as those of image patches do not.
         attention_mask_of: The name of a column that is padded. The result then has
-            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or a dict
-            of several such names, each with the name of its mask.
+            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token, whatever
+            `pad_value_dict` has for the name of the mask. Or a dict of several such names, each
+            with the name of its mask.
         device: Where tensors go; None leaves them. Only the valid cells cross. Tensors that go to
             the host have arrived when this returns; it waits once for their device. Large ones go
             to a CUDA device through page-locked memory, which torch keeps for the next batch.
@@ -386,7 +387,7 @@ class _LayoutPlan:
         if places is None:
             places = self._place_rows(row_splits, key, placement.pad_to_seqlen)
             self._places[rows_and_side] = places
-        return self._plan_rectangle(view, places, key)
+        return self._plan_rectangle(view, places, key, self._pad_bits(view.dtype, key))
 
     def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
         """Where rows go; an error about rows too short for their prompts gets a remedy."""
@@ -450,7 +451,8 @@ class _LayoutPlan:
         check_memory(leaf, path_of(key))
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
-        return self._plan_rectangle(full_rows(leaf, row_splits), places, key)
+        bits = self._pad_bits(leaf.dtype, key)
+        return self._plan_rectangle(full_rows(leaf, row_splits), places, key, bits)
 
     def _align_ends(self, columns: dict[str, Any]) -> None:
         """Plan the columns whose rows end where those of other columns do."""
@@ -469,17 +471,20 @@ class _LayoutPlan:
         for key, view in self._end_views.items():
             whole = self._padded[self.options.align_end[key]]
             places = place_at_end(view.row_splits, whole, key)
-            rectangle = self._plan_rectangle(view, places, key)
+            bits = self._pad_bits(view.dtype, key)
+            rectangle = self._plan_rectangle(view, places, key, bits)
             names = key if isinstance(key, tuple) else (key,)
             inner = columns
             for name in names[:-1]:
                 inner = inner[name]
             inner[names[-1]] = rectangle
 
-    def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
-        """Plan a rectangle for the rows of a view."""
+    def _plan_rectangle(
+        self, view: RaggedView, places: RowPlaces, key: Key, bits: bytes
+    ) -> Rectangle:
+        """Plan a rectangle for the rows of a view, with a pad of these bits."""
         (left_pad, width), dtype, dims = places, view.dtype, view.shape
-        before, bits = view.ragged_dim - 1, self._pad_bits(dtype, key)
+        before = view.ragged_dim - 1
         shape = (view.row_splits.rows, *dims[:before], width, *dims[before + 1 :])
         rectangle = Rectangle(shape, dtype, device_of(view), key, view, left_pad, width, bits)
         self._padded[key] = rectangle
@@ -523,4 +528,6 @@ class _LayoutPlan:
             except RuntimeError as error:
                 raise no_memory((row_splits.rows, width), mask, error) from error
             places = RowPlaces(padded.left_pad, width)
-            columns[mask] = self._plan_rectangle(end_to_end(ones, row_splits), places, mask)
+            # No entry of `pad_value_dict` is the pad of a mask, whose pads hold no token.
+            tokens, pad = end_to_end(ones, row_splits), bytes(1)
+            columns[mask] = self._plan_rectangle(tokens, places, mask, pad)

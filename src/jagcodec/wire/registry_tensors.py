@@ -16,7 +16,6 @@ from tensordict import (
     UnbatchedTensor,
     is_tensorclass,
 )
-from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief
 from jagcodec.memory.arrays import torch_name
@@ -26,7 +25,7 @@ from jagcodec.wire.registry import NamedType, register_types, require_type
 
 def state_functions(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
     """The functions from a value of a class of tensordict to a state and back; None for others."""
-    if issubclass(cls, NonTensorDataBase):
+    if issubclass(cls, non_tensor.NonTensorDataBase):
         return _non_tensor_data_of, partial(_non_tensor, cls)
     if is_tensorclass(cls):
         return _parts_of_tensorclass, partial(_tensorclass, cls)

@@ -153,7 +153,8 @@ class VarlenColumn(BuiltColumn):
         cu_seqlens = array_of_view(message.view(offsets)).astype(np.int64)
         splits = RowSplits.from_offsets(cu_seqlens)
         if splits is None:
-            detail = f"expected cu_seqlens that never fall, found {brief(cu_seqlens.tolist())}"
+            expected = "cu_seqlens, which are offsets from 0 that never fall"
+            detail = f"expected {expected}, found {brief(cu_seqlens.tolist())}"
             raise fail("bad_shape", detail)
         self._check_rows(splits.rows)
         whole = message.view(values)
