@@ -169,21 +169,21 @@ class RowsAndCopies(NamedTuple):
     number: IntArray  # (M,) the row that each is, or is a copy of
     cells: IntArray  # (M,) after padding
     cost: FloatArray  # (M,)
-    load: IntArray  # (M,) the load of each: its group, or a load of this row alone
+    load_of_row: IntArray  # (M,) the load of each: its group, or a load of this row alone
 
     def with_copies(self, row: int, copies: int) -> RowsAndCopies:
         """These rows, and so many copies of one row. The copies belong to no group."""
         index = np.append(np.arange(len(self.number)), np.full(copies, row))
-        loads = np.append(self.load, self.load.max() + 1 + np.arange(copies))
+        loads = np.append(self.load_of_row, self.load_of_row.max() + 1 + np.arange(copies))
         return RowsAndCopies(self.number[index], self.cells[index], self.cost[index], loads)
 
     def loads(self, rules: Rules) -> Loads:
         """The loads of these rows. Without `max_tokens`, they have 0 cells."""
-        load_count = int(self.load.max(initial=-1)) + 1
+        load_count = int(self.load_of_row.max(initial=-1)) + 1
         cells = np.zeros(load_count, dtype=np.int64)
-        np.add.at(cells, self.load, self.cells if rules.max_tokens is not None else 0)
-        rows = np.bincount(self.load, minlength=load_count)
-        cost = np.bincount(self.load, self.cost, minlength=load_count)
+        np.add.at(cells, self.load_of_row, self.cells if rules.max_tokens is not None else 0)
+        rows = np.bincount(self.load_of_row, minlength=load_count)
+        cost = np.bincount(self.load_of_row, self.cost, minlength=load_count)
         return Loads(cells.tolist(), rows.tolist(), cost.tolist())
 
 
@@ -191,9 +191,9 @@ def assign_rows(
     lengths: IntArray, rules: Rules, groups: Any = None, cost: Any = None
 ) -> Assignment:
     """Assign rows of these lengths to micro-batches that keep the rules."""
-    ids, load_of = _read_groups(groups, len(lengths), f"{rules.where}(groups)")
+    ids, load_of_row = _read_groups(groups, len(lengths), f"{rules.where}(groups)")
     costs = _costs(cost, lengths, f"{rules.where}(cost)")
-    rows = RowsAndCopies(np.arange(len(lengths)), rules.padded(lengths), costs, load_of)
+    rows = RowsAndCopies(np.arange(len(lengths)), rules.padded(lengths), costs, load_of_row)
     loads = rows.loads(rules)
     capacity = rules.capacity(loads)
     _check_each_fits(loads, capacity, rules, lengths, ids)
@@ -206,7 +206,7 @@ def assign_rows(
         rows = rows.with_copies(int(lengths.argmin()), missing)
         loads = rows.loads(rules)
     by_rank = spread(loads, packed, rules.steps(capacity, len(rows.number), count, rows_per_step))
-    number = _micro_batch_numbers(loads, by_rank, rules)[rows.load]  # of each row
+    number = _micro_batch_numbers(loads, by_rank, rules)[rows.load_of_row]  # of each row
     order = np.lexsort((rows.number, number))
     bounds = np.append(0, np.bincount(number).cumsum())
     cells = np.add.reduceat(rows.cells[order], bounds[:-1])
@@ -240,14 +240,14 @@ def _read_groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, I
         ids = [getattr(x, "data", x) if hasattr(x, "batch_size") else x for x in ids]
         # Tensors hash by identity: read their numbers, or each would be a group.
         ids = [each.item() if hasattr(each, "item") else each for each in ids]
-        load_of = [numbers.setdefault(each, len(numbers)) for each in ids]
+        group_of_row = [numbers.setdefault(each, len(numbers)) for each in ids]
     except FOREIGN_ERRORS as error:
         detail = f"expected {expected}, found {describe(groups)}: {error!s:.200}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     if len(ids) != rows:
         detail = f"expected one id for each of {rows} rows, found {len(ids)}"
         raise ArgumentError("row_mismatch", path, detail)
-    return [*numbers], np.array(load_of, dtype=np.int64)
+    return [*numbers], np.array(group_of_row, dtype=np.int64)
 
 
 def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
@@ -305,7 +305,7 @@ def _check_each_fits(
     for load, (cells, rows) in enumerate(zip(loads.cells, loads.rows, strict=True)):
         if cells <= capacity.cells and rows <= capacity.rows:
             continue
-        path = f"{rules.where}(lengths), row {load}"
+        path = f"{rules.where}(lengths), row {load}"  # without groups, load i is row i
         if ids is not None:
             path = f"{rules.where}(groups), group {brief(ids[load])}"
         if cells <= capacity.cells:

@@ -104,7 +104,7 @@ def _longest_first(loads: Loads, which: Iterable[int], capacities: Sequence[Capa
     bins still need, each goes to a bin that needs one.
     """
     order = loads.falling_cost(which)
-    open_bins = _CheapestBin(capacities)
+    open_bins = _BinsByCost(capacities)
     bins: Bins = [[] for _ in capacities]
     needed = sum(capacity.fewest_loads for capacity in capacities)
     for left, load in zip(range(len(order), 0, -1), order, strict=True):
@@ -121,8 +121,8 @@ HeapEntry: TypeAlias = tuple[float, int, int]
 """What orders bins: ``(cost, load_count, index)`` of a bin. A named tuple takes longer to make."""
 
 
-class _CheapestBin:
-    """Bins that are being filled. It finds the cheapest bin with enough space.
+class _BinsByCost:
+    """Finds the cheapest open bin with enough space.
 
     A bin that has no space for a load is set aside by its free cells or rows. Later loads pass
     over it until one fits, so a load does not try all full bins.
@@ -174,7 +174,7 @@ class _CheapestBin:
 
 
 class _CheapestOfSize:
-    """Bins by size. It finds the cheapest bin of at least some size in logarithmic time.
+    """Finds the cheapest bin of at least some size, in logarithmic time.
 
     Every block of 2**k sizes, aligned, has a heap of its bins. Bins that were taken leave a heap
     when they come to its top.
@@ -229,7 +229,7 @@ def first_fit(loads: Loads, which: Iterable[int], capacity: Capacity) -> Bins:
     # The tree searches by one size: cells if they limit a bin, rows otherwise. It has as many
     # bins as there are loads, so every load fits into a new bin.
     by_cells = capacity.cells < sum(loads.cells)
-    open_bins = _FirstBin(len(order), capacity.cells if by_cells else capacity.rows)
+    open_bins = _BinsInOrder(len(order), capacity.cells if by_cells else capacity.rows)
     rows = [capacity.rows] * (len(order) if by_cells else 0)
     fewest = min(loads.rows, default=0)
     bins: Bins = []
@@ -249,11 +249,11 @@ def first_fit(loads: Loads, which: Iterable[int], capacity: Capacity) -> Bins:
     return bins
 
 
-class _FirstBin:
-    """Bins in a row. It finds the first bin with enough space in logarithmic time.
+class _BinsInOrder:
+    """Finds the first bin with enough space, in logarithmic time.
 
-    They are the leaves of a binary tree, in which node i has the children 2 * i and 2 * i + 1. Each
-    node has the largest free space of the bins below it.
+    The bins are the leaves of a binary tree, in which node i has the children 2 * i and 2 * i + 1.
+    Each node has the largest free space of the bins below it.
     """
 
     def __init__(self, count: int, capacity: int) -> None:

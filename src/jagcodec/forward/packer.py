@@ -29,7 +29,7 @@ from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
 from jagcodec.rows.copy_rows import owned_values
-from jagcodec.rows.lengths import check_row_ends, read_rows
+from jagcodec.rows.lengths import check_row_ends, read_row_lengths
 from jagcodec.rows.nested import (
     check_column,
     is_jagged,
@@ -56,7 +56,7 @@ def tensor_on(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.T
 def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits:
     """The row splits of lengths, or of a jagged tensor, whose offsets `pool` keeps."""
     if not is_jagged(lengths):
-        return read_rows(lengths, path)
+        return read_row_lengths(lengths, path)
     check_column(lengths, path)
     return view_of(lengths, path, pool).row_splits
 

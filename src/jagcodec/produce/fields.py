@@ -40,7 +40,7 @@ from jagcodec.produce.warnings import (
     warn_of_rectangle,
     warn_of_width,
 )
-from jagcodec.rows.lengths import Lengths, read_rows
+from jagcodec.rows.lengths import Lengths, read_row_lengths
 from jagcodec.rows.non_tensor import (
     payloads_of_rows,
 )
@@ -350,7 +350,7 @@ def _read_rule(
     strict: bool,
 ) -> _JaggedRule:
     """The rule that the arguments give: by `lengths`, by a `mask`, or by neither."""
-    row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
+    row_splits = None if lengths is None else read_row_lengths(lengths, f"{where}(lengths)")
     row_mask = None
     if mask is not None:
         if row_splits is not None:

@@ -25,7 +25,7 @@ from jagcodec.memory.tensor_bytes import (
 from jagcodec.produce.pads import first_unpadded
 from jagcodec.produce.warnings import warn_of_leftovers, warn_of_rectangle
 from jagcodec.rows.copy_rows import values_of
-from jagcodec.rows.lengths import Lengths, read_rows
+from jagcodec.rows.lengths import Lengths, read_row_lengths
 from jagcodec.rows.nested import (
     is_jagged,
     nested_tensor,
@@ -74,7 +74,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
             "with torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
         raise ArgumentError("bad_shape", f"{where}(padded)", detail)
-    row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
+    row_splits = read_row_lengths(lengths, f"{where}(lengths)", rows=padded.shape[0])
     return _jagged_of_rectangle(padded, row_splits, f"{where}(padded)")
 
 
@@ -134,7 +134,7 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
 def _jagged_or_kept(val: Any, lengths: Lengths, where: str, *, exact_width: bool) -> torch.Tensor:
     """A rectangle whose shape fits the lengths as a jagged tensor; any other one contiguous."""
-    row_splits, path = read_rows(lengths, f"{where}(lengths)"), f"{where}(val)"
+    row_splits, path = read_row_lengths(lengths, f"{where}(lengths)"), f"{where}(val)"
     if is_jagged(val):
         detached: torch.Tensor = val.detach()
         return detached

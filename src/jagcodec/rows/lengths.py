@@ -1,4 +1,4 @@
-"""`read_lengths`, `read_rows`: the row lengths that callers pass, also as tensors."""
+"""`read_lengths`, `read_row_lengths`: the row lengths that callers pass, also as tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
     return RowSplits.from_lengths(length_array(lengths, path, rows=rows))
 
 
-def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
+def read_row_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """The row splits of lengths, or of a jagged tensor, whose offsets object is kept."""
     if is_of_torch(type(lengths)):
         splits: RowSplits | None = _of_tensors(path).rows_of_jagged(lengths, path, rows)

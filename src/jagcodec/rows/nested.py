@@ -8,7 +8,7 @@ Nested tensors are `torch.jagged` here; the last section handles torch's older l
 | `view_of` | for any use; `detach` decides whether gradients flow |
 | `view_over_array` | the rows are only read: over an array, which is faster than over a tensor |
 | `view_of_parts` | the caller has the parts, and may have fetched offsets from devices |
-| `view_of_checked_parts` | the same, and `check_memory` has passed the values |
+| `view_of_parts_unchecked` | the same, but `check_memory` has passed the values already |
 
 Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds. So the
 functions here read the parts as attributes.
@@ -171,13 +171,13 @@ def view_of_parts(
 ) -> RaggedView:
     """The rows in place. Shared offsets are read once, from `copies` if they are on a device."""
     check_memory(parts.values, path)
-    return view_of_checked_parts(parts, path, pool, copies)
+    return view_of_parts_unchecked(parts, path, pool, copies)
 
 
-def view_of_checked_parts(
+def view_of_parts_unchecked(
     parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
 ) -> RaggedView:
-    """`view_of_parts` for values that `check_memory` has passed."""
+    """`view_of_parts` without the check of the values, which `check_memory` has passed."""
     values, dim = parts.values, parts.ragged_dim
     shape = tuple(values.shape)
     cells = shape[dim - 1]

@@ -69,7 +69,10 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
 
 
 def check_varlen(column: PackedColumn, path: str) -> None:
-    """Refuse a packed column whose parts are not tensors, or whose `cu_seqlens` are not offsets."""
+    """Refuse a packed column whose parts are not tensors.
+
+    Also refuse one whose `cu_seqlens` cannot be offsets by shape and dtype; they are not read.
+    """
     for name in ("values", "cu_seqlens", "position_ids"):
         part = getattr(column, name)
         if not isinstance(part, torch.Tensor):

@@ -201,7 +201,7 @@ def materialize(
             strided nested tensor must be packed, but differ in several dims; or `td` has no batch
             dim.
         ArgumentKeyError: `attention_mask_of`, `align_end` or `prompt_lengths` does not name such a
-            column, or `strict` rejects a name.
+            column, `strict` rejects a name, or the batches of a list have different columns.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
 
     The contract of the first four arguments is that of NeMo-RL's
@@ -438,7 +438,11 @@ class _LayoutPlan:
             places = self._place_rows(row_splits, key, max(widest, cells))
         if places.width == cells:
             shape = (rows * cells, *leaf.shape[2:])
-            view = RaggedView(leaf, leaf.dtype, shape, 1, None, row_splits)
+            # This view only has the sizes of the rows, for masks and `align_end`. Nothing is copied
+            # from it, so the memory may keep the dims of the column, and any layout.
+            view = RaggedView(
+                leaf, leaf.dtype, shape, ragged_dim=1, starts=None, row_splits=row_splits
+            )
             bits = bytes(leaf.itemsize)
             self._padded[key] = Rectangle(
                 leaf.shape, leaf.dtype, leaf.device, key, view, None, cells, bits

@@ -82,7 +82,8 @@ class Placement(NamedTuple):
     ) -> RowPlaces:
         """Where rows go. They must fit into `width`, unless that is 0.
 
-        `prompts` are (N,) prompt tokens of each row, which only ``"left_right"`` needs.
+        `prompts` are (N,) prompt tokens of each row, which only ``"left_right"`` needs. That side
+        does not use `width`: its rows, with the pads of prompts, must fit into `pad_to_seqlen`.
         """
         side, lengths = self.sides.get(key, self.side), row_splits.lengths
         if side == "left_right":
@@ -124,10 +125,10 @@ def place_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlaces
     """Where rows go that hold the last tokens of the rows of `whole`."""
     whole_lengths, lengths = whole.view.row_splits.lengths, row_splits.lengths
     check_row_ends(lengths, whole_lengths, path_of(key))
-    missing = whole_lengths - lengths
+    left_pad = whole_lengths - lengths
     if whole.left_pad is not None:
-        missing = whole.left_pad + missing
-    return RowPlaces(missing if missing.any() else None, whole.width)
+        left_pad += whole.left_pad
+    return RowPlaces(left_pad if left_pad.any() else None, whole.width)
 
 
 def check_width(row_splits: RowSplits, width: int, key: Key) -> None:
@@ -158,7 +159,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
         if pin_memory:
             _check_page_locked(torch.from_numpy(out), path)
         for rectangle in without_memory:
-            _check_reusable(rectangle)
+            _refuse_followed(rectangle)
     for rectangle in without_memory:
         if 0 in rectangle.shape:  # an allocation of no bytes does not check the other sizes
             check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
@@ -178,7 +179,7 @@ def _take_memory_of(out: Any, rectangle: Rectangle, pin_memory: bool) -> bool:
         return False
     where = f"materialize(out)[{column_name(rectangle.key)}]"
     check_out(tensor, rectangle.shape, rectangle.dtype, rectangle.device, where)
-    _check_reusable(rectangle)
+    _refuse_followed(rectangle)
     if pin_memory and tensor.is_cpu:
         _check_page_locked(tensor, where)
     rectangle.tensor = tensor
@@ -195,7 +196,8 @@ def _check_page_locked(out: torch.Tensor, path: str) -> None:
         raise ArgumentError("conflict", path, detail)
 
 
-def _check_reusable(rectangle: Rectangle) -> None:
+def _refuse_followed(rectangle: Rectangle) -> None:
+    """Refuse rows that autograd follows: memory of the caller is overwritten later."""
     check_not_followed(rectangle.view.memory, f"materialize(out)[{column_name(rectangle.key)}]")
 
 

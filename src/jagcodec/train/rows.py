@@ -22,7 +22,7 @@ from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import IntArray, tensor_type
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.rows.chosen_rows import choose_rows
-from jagcodec.rows.lengths import Lengths, read_rows
+from jagcodec.rows.lengths import Lengths, read_row_lengths
 from jagcodec.rows.row_splits import Chosen, RowSplitsPool
 from jagcodec.wire.compare import meta_without_conflicts
 from jagcodec.wire.many.joined import join_rows
@@ -235,7 +235,7 @@ def split_rows(
             by_column = row_lengths_of(source, f"{where}(batch)", pool)
             tokens = common_lengths(by_column, path, "pass lengths")
         else:
-            tokens = read_rows(lengths, path, rows=rows).lengths
+            tokens = read_row_lengths(lengths, path, rows=rows).lengths
         index = _split_within(tokens, parts, max_tokens, where)
     else:
         if sizes is None:

@@ -30,7 +30,7 @@ from jagcodec.rows.nested import (
     NESTED_TENSOR,
     NestedParts,
     parts_of,
-    view_of_checked_parts,
+    view_of_parts_unchecked,
 )
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire import registry_tensors as registry_tensors  # registers types
@@ -211,7 +211,7 @@ def _view_of(
 ) -> RaggedView:
     """The rows of a jagged tensor; an error names `where`, by default the place of the walk."""
     try:
-        return view_of_checked_parts(parts, "", walk.pool, copies)
+        return view_of_parts_unchecked(parts, "", walk.pool, copies)
     except ArgumentError as error:
         path = (where or walk.where()) + error.path
         raise UnsupportedTypeError(error.reason, path, error.detail) from error
