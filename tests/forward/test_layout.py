@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jagcodec.errors import ArgumentError
-from jagcodec.forward.layout import PackOptions, plan_layout
+from jagcodec.forward.layout_arguments import PackOptions, plan_layout
 from tests.forward.written_out import multiple_of, written_out
 
 CP_LAYOUTS = ["zigzag", "zigzag_buffer", "contiguous"]

@@ -20,14 +20,8 @@ from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch
 from jagcodec.errors import ArgumentError, ArgumentIndexError, brief
 from jagcodec.forward.assignment import Assignment, Cost, Fill, Rules, assign_rows
-from jagcodec.forward.layout import (
-    BufferRows,
-    CpLayout,
-    PackOptions,
-    Tail,
-    plan_buffers,
-    rank_of,
-)
+from jagcodec.forward.layout import CpLayout, Tail, rank_of
+from jagcodec.forward.layout_arguments import BufferRows, PackOptions, plan_buffers
 from jagcodec.forward.plan import PackPlan, lengths_and_packer
 from jagcodec.memory.arrays import IntArray
 

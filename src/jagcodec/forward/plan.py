@@ -16,13 +16,8 @@ from jagcodec._arguments import check_option
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.forward.layout import (
-    CpLayout,
-    PackLayout,
-    PackOptions,
-    Tail,
-    plan_layout,
-)
+from jagcodec.forward.layout import CpLayout, PackLayout, Tail
+from jagcodec.forward.layout_arguments import PackOptions, plan_layout
 from jagcodec.memory.arrays import IntArray
 from jagcodec.rows.lengths import length_array
 
