@@ -238,7 +238,7 @@ def _in_buffers_of(
     """
     first = views[0]
     dtype, inner, cell = first.dtype, first.shape[1:], first.cell_bytes
-    buffers = [view.host_bytes() for view in views]
+    buffers = [view.host_buffers() for view in views]
     together = [*itertools.chain.from_iterable(buffers)]
     if chosen is None and all(view.is_end_to_end for view in views):
         runs = RowSplits.from_counts(tuple(view.row_splits.total for view in views))

@@ -86,7 +86,7 @@ def _copies(buffers: Sequence[BufferTask], targets: Sequence[ByteArray]) -> list
     for buffer, data in zip(buffers, targets, strict=True):
         memory = buffer.view.memory
         if id(memory) not in sources_by_memory:
-            parts = buffer.view.host_bytes()
+            parts = buffer.view.host_buffers()
             sources_by_memory[id(memory)] = (*parts, block), sum(map(len, parts))
         sources, end = sources_by_memory[id(memory)]
         if len(data):

@@ -293,8 +293,11 @@ class PackLayout:
 
         Pads stay pads, whatever the shift.
         """
-        key = None if self.cp_size == 1 else rank, shift
-        return remembered(self._pieces_by_rank, key, lambda: self._rows.pieces(*key))
+        if self.cp_size == 1:
+            rank = None  # the one rank holds the whole buffer
+        return remembered(
+            self._pieces_by_rank, (rank, shift), lambda: self._rows.pieces(rank, shift)
+        )
 
     def keep_pieces(self, rank: int | None, pieces: Pieces) -> None:
         """Keep the pieces of a rank, which were made for several buffers at once."""
@@ -312,6 +315,8 @@ class PackLayout:
         )
         if last is None:
             return pieces
+        # Each piece is within one row, and none is empty: it is in the last of the rows that begin
+        # at or before it. Rows without tokens begin where the next row does, and come before it.
         row = np.searchsorted(self.starts[: self.rows], pieces.destination, side="right") - 1
         first = self.starts[row] + (self.lengths - last)[row]
         cut = np.clip(first - pieces.destination, 0, pieces.length)

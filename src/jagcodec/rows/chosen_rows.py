@@ -83,7 +83,7 @@ class ChosenRows:
     def of_view(self, view: RaggedView) -> RaggedView:
         """The chosen rows of a column in place; a range of rows that are end to end stays so."""
         splits, starts = self.among(view.row_splits)
-        return view.pick(self.at, starts, splits)
+        return view.choose_at(self.at, starts, splits)
 
 
 def choose_rows(index: Any, rows: int, where: str) -> Chosen:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from jagcodec import kernels
+from jagcodec.kernels.tasks import Starts
 from jagcodec.memory.arrays import IntArray, array_bytes, for_torch
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
@@ -71,15 +72,17 @@ def values_of_cells(cells: Any, view: RaggedView) -> torch.Tensor:
 def gathered_by_torch(view: RaggedView, indices: CellIndices | None = None) -> torch.Tensor:
     """The rows of a tensor, copied end to end on its device; gradients flow through them."""
     indices = {} if indices is None else indices
-    rows = gather_by_torch(*_cells_and_runs(view, by_row=False), indices)
+    rows = gather_by_torch(*_cells_and_runs(view, view.runs_to_copy()), indices)
     return rows.view(view.values_shape)
 
 
-def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:
-    """The memory as (A * M, B...) cells, and starts and lengths of the runs in it."""
+def _cells_and_runs(
+    view: RaggedView, runs: tuple[Starts | None, IntArray]
+) -> tuple[torch.Tensor, IntArray, IntArray]:
+    """The memory as (A * M, B...) cells, and starts and lengths of these runs in it."""
     memory: Any = view.memory
     values = memory.contiguous() if memory.requires_grad else contiguous_bits(memory)
-    starts, lengths = view.row_runs(by_row=by_row)
+    starts, lengths = runs
     if not isinstance(starts, np.ndarray):
         starts = view.row_starts()
     cells = math.prod(view.shape[: view.ragged_dim])
@@ -102,7 +105,7 @@ def pad_into(
 
     With `holds_pads`, every element of `out` holds the pad bits already.
     """
-    values, starts, lengths = _cells_and_runs(view, by_row=True)
+    values, starts, lengths = _cells_and_runs(view, view.runs_by_row())
     if not view.is_end_to_end or view.ragged_dim > 1:
         values = gather_by_torch(values, starts, lengths, indices)
     left_pad = view.for_runs(left_pad)

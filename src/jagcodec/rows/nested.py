@@ -163,7 +163,7 @@ def view_over_array(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> Rag
     dim, shape = inner._ragged_idx, array.shape
     if shape[dim - 1] != row_splits.total or not array.flags.c_contiguous:
         return view_of(jagged, path, pool)
-    return RaggedView(array, values.dtype, shape, dim, None, row_splits)
+    return RaggedView(array, values.dtype, shape, dim, starts=None, row_splits=row_splits)
 
 
 def view_of_parts(
@@ -183,7 +183,7 @@ def view_of_parts_unchecked(
     cells = shape[dim - 1]
     row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
-        return RaggedView(values, values.dtype, shape, dim, None, row_splits)
+        return RaggedView(values, values.dtype, shape, dim, starts=None, row_splits=row_splits)
     if parts.offsets.is_meta:
         check_plain(parts.offsets, path)
     if copies is None and parts.lengths is not None:
@@ -194,7 +194,7 @@ def view_of_parts_unchecked(
     if row_splits is not None and row_splits.total == cells:
         row_splits.offsets_tensors[parts.offsets.device] = parts.offsets
         pool.remember(parts.offsets, row_splits)
-        return RaggedView(values, values.dtype, shape, dim, None, row_splits)
+        return RaggedView(values, values.dtype, shape, dim, starts=None, row_splits=row_splits)
     # The rows have holes between them, or they begin or end inside the values.
     starts = host[:-1]
     lengths = np.diff(host) if parts.lengths is None else host_numbers(parts.lengths, copies)

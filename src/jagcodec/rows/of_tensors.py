@@ -44,7 +44,7 @@ def rows_of_rectangle(
         return RaggedView(array, padded.dtype, shape, 1, width, row_splits)
     if not row_splits.total or not padded.numel():
         shape = (row_splits.total, *dims[2:])
-        return RaggedView(padded.new_empty(shape), padded.dtype, shape, 1, None, row_splits)
+        return end_to_end(padded.new_empty(shape), row_splits)
     cells, stride = rows_in_place(padded)
     memory: Any = cells if cells.requires_grad else plain_array(cells)
     if memory is None:

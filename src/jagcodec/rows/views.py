@@ -29,11 +29,21 @@ class RaggedView:
     |---|---|---|---|
     | end to end, and fill the M cells | None | one | `end_to_end` |
     | in a rectangle | s: row i starts at cell ``i * s`` | one | `rows_of_rectangle` |
-    | anywhere, in any order | (N,) cells | one | `at_starts`, `choose` |
+    | anywhere, in any order | (N,) cells | one | `at_starts` |
     | anywhere in buffers | (N,) bytes, as if these were end to end | several | `in_buffers` |
     | K runs each, `run_lengths` long | (N, K), of cells or bytes | one or several | `in_runs` |
 
-    In the last two, `ragged_dim` is 1.
+    In the last two, `ragged_dim` is 1. `choose` and `choose_at` make a view of some of the rows;
+    `choose_at` is the faster one, for callers that know where rows end to end begin.
+
+    The memory is read in one of these ways:
+
+    | attribute | returns | for |
+    |---|---|---|
+    | `memory` | one tensor, one array, or several buffers | code that knows the form |
+    | `memories` | a tuple of its parts, tensors included | checks of which memory is used |
+    | `kernel_source` | an array or several buffers, without torch | tasks of the row kernel |
+    | `host_buffers` | several buffers, also of one memory | code that joins buffers of many views |
     """
 
     # A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells in row-major
@@ -118,34 +128,41 @@ class RaggedView:
         """A view of rows of K runs each in the same memory; both arrays are (N, K)."""
         return replace(self, starts=starts, run_lengths=run_lengths)
 
-    def row_runs(self, *, by_row: bool) -> tuple[Starts | None, IntArray]:
-        """Where runs of cells begin, and their lengths. `by_row`, all runs of row 0 come first.
+    def runs_by_row(self) -> tuple[Starts | None, IntArray]:
+        """Where runs of cells begin, and their lengths: all runs of row 0 come first."""
+        if self.run_lengths is not None or self.ragged_dim == 1:
+            return self.runs_to_copy()  # both orders are the same
+        starts = self._outer_starts(self.row_starts())
+        return starts.T.reshape(-1), np.repeat(self.row_splits.lengths, len(starts))
 
-        Without `by_row`, the runs are to be copied end to end, and some empty ones are left out.
+    def runs_to_copy(self) -> tuple[Starts | None, IntArray]:
+        """Where runs of cells begin, and their lengths, in the order of values end to end.
+
+        Some empty runs are left out.
         """
         if self.run_lengths is not None:
             return self.row_starts().reshape(-1), self.run_lengths.reshape(-1)
         lengths = self.row_splits.lengths
         if self.ragged_dim == 1:
             return self.starts, lengths
-        row_starts = self.row_starts()
-        if not by_row:
-            # Each row has a run for each index of the dims before its ragged one. Runs with cells
-            # take memory in proportion to these; those of empty rows would be without bound.
-            filled = lengths > 0
-            row_starts, lengths = row_starts[filled], lengths[filled]
-        outer = math.prod(self.shape[: self.ragged_dim - 1])
-        starts = np.arange(outer)[:, None] * self.shape[self.ragged_dim - 1] + row_starts
-        if by_row:
-            return starts.T.reshape(-1), np.repeat(lengths, outer)
-        return starts.reshape(-1), np.tile(lengths, outer)
+        # Each row has a run for each index of the dims before its ragged one. Runs with cells take
+        # memory in proportion to these; those of empty rows would be without bound.
+        filled = lengths > 0
+        starts = self._outer_starts(self.row_starts()[filled])
+        return starts.reshape(-1), np.tile(lengths[filled], len(starts))
 
-    def host_bytes(self) -> tuple[ByteArray, ...]:
+    def _outer_starts(self, row_starts: IntArray) -> IntArray:
+        """(A, rows): where each run of these rows begins, one for each index of the dims A."""
+        outer = math.prod(self.shape[: self.ragged_dim - 1])
+        starts: IntArray = np.arange(outer)[:, None] * self.shape[self.ragged_dim - 1] + row_starts
+        return starts
+
+    def host_buffers(self) -> tuple[ByteArray, ...]:
         """The memory as buffers of bytes on the host; a contiguous one is aliased."""
-        memory: Any = self.source()
+        memory: Any = self.kernel_source()
         return memory if isinstance(memory, tuple) else (array_bytes(memory),)
 
-    def source(self) -> Any:
+    def kernel_source(self) -> Any:
         """The memory as the row kernel reads it: an array, or several buffers of bytes."""
         memory: Any = self.memory
         if not self.is_tensor:
@@ -168,7 +185,7 @@ class RaggedView:
         if type(memory) is np.ndarray and in_one_run:  # most views
             cell_bytes = len(out) // (splits.total or 1)
             return Copy(out, memory, None, self.starts, splits.lengths, cell_bytes)
-        return Copy(out, self.source(), None, *self.row_runs(by_row=False), self.cell_bytes)
+        return Copy(out, self.kernel_source(), None, *self.runs_to_copy(), self.cell_bytes)
 
     def pad_tasks(
         self, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
@@ -184,12 +201,12 @@ class RaggedView:
         if type(memory) is np.ndarray and in_one_run:  # most views
             cell = len(out) // (splits.rows * width)
             return Pad(out, memory, starts, lengths, left_pad, width, cell, pad_bits), None
-        cell, source = self.cell_bytes, self.source()
+        cell, source = self.cell_bytes, self.kernel_source()
         if isinstance(source, np.ndarray):
             source = array_bytes(source)
         if self.run_lengths is None:
             if not in_one_run:
-                starts, lengths = self.row_runs(by_row=True)
+                starts, lengths = self.runs_by_row()
             left_pad = self.for_runs(left_pad)
             return Pad(out, source, starts, lengths, left_pad, width, cell, pad_bits), None
         before = self.run_lengths.cumsum(axis=1) - self.run_lengths
@@ -213,12 +230,12 @@ class RaggedView:
         outer = math.prod(self.shape[: self.ragged_dim - 1])
         return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)
 
-    def pick(self, index: Any, starts: IntArray | int, row_splits: RowSplits) -> RaggedView:
+    def choose_at(self, index: Any, starts: IntArray | int, row_splits: RowSplits) -> RaggedView:
         """The rows at an index, a slice or numbers. A slice of rows end to end stays end to end.
 
         `starts` are the cells where the chosen rows begin if the rows of this view are end to end;
-        for a slice, the cell of its first row alone. `pick` is for callers that have them already,
-        as `ChosenRows` finds them once for all columns; `choose` needs only row splits.
+        for a slice, the cell of its first row alone. Callers have them already: `ChosenRows` finds
+        them once for all columns. `choose` needs only row splits.
         """
         memory: Any = self.memory
         shape, dim, lengths = self.shape, self.ragged_dim, None
@@ -229,7 +246,9 @@ class RaggedView:
                 unit = math.prod(shape[1:]) * self.dtype.itemsize
                 memory = array_bytes(memory) if memory.itemsize > 1 or memory.ndim > 1 else memory
             memory = memory[first * unit : (first + total) * unit]
-            return RaggedView(memory, self.dtype, shape, 1, None, row_splits)
+            return RaggedView(
+                memory, self.dtype, shape, ragged_dim=1, starts=None, row_splits=row_splits
+            )
         if self.starts is not None or isinstance(starts, int):
             starts = self.row_starts()[index]
             if self.run_lengths is not None:
@@ -245,7 +264,8 @@ class RaggedView:
 
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:
     """Rows that are end to end in a tensor, and fill it."""
-    return RaggedView(values, values.dtype, tuple(values.shape), ragged_dim, None, row_splits)
+    shape = tuple(values.shape)
+    return RaggedView(values, values.dtype, shape, ragged_dim, starts=None, row_splits=row_splits)
 
 
 def in_buffers(

@@ -58,7 +58,7 @@ def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
     if not isinstance(data, RaggedView):
         flat = array_bytes(np.asarray(data))
         return [[flat[a:b]] for a, b in itertools.pairwise(splits.offsets_array.tolist())]
-    buffers = data.host_bytes()
+    buffers = data.host_buffers()
     begins = np.cumsum([0, *map(len, buffers)])
     starts = data.row_starts().reshape(splits.rows, -1)
     lengths = splits.lengths[:, None] if data.run_lengths is None else data.run_lengths
