@@ -47,35 +47,40 @@ from jagcodec.wire.read.any_batch import are_several, each_column, is_batch, ope
 class ColumnBuffers:
     """The buffers of one call of `pack` for a batch: planned column by column, filled together."""
 
-    def __init__(self, where: str, packer: Packer, make_pieces: Callable[[int], Pieces]) -> None:
+    def __init__(
+        self,
+        where: str,
+        packer: Packer,
+        make_pieces: Callable[[int], Pieces],
+        *,
+        pads: Any,
+        token_aligned: Any,
+        align_end: Any,
+        keep_jagged: Any,
+        out: Any = None,
+    ) -> None:
+        """The last five are options of `pack`, as callers pass them; they are checked here."""
         self._where: str = where
         self._packer: Packer = packer
         self._make_pieces = make_pieces  # takes the shift
-        self._pads: dict[Any, Any] = {}
-        self._out: dict[Any, Any] = {}
-        self._token_aligned: frozenset[Any] = frozenset()
-        self._keep_jagged: frozenset[Any] = frozenset()
-        self._align_end: frozenset[Any] = frozenset()
         self._buffers: dict[Key, BufferTask] = {}
         # Columns of equal rows share their pieces, and so their index on a device.
         self._pieces_by_rows: dict[tuple[int, int], tuple[RowSplits, Pieces]] = {}
-
-    def read_options(
-        self, pads: Any, token_aligned: Any, align_end: Any, keep_jagged: Any, out: Any = None
-    ) -> None:
-        """Check the options of `pack`, as callers pass them, and keep them."""
-        pads_by_name = self._by_name(pads, "pad_value_dict", "pads")
-        self._pads = values_by_key(pads_by_name, f"{self._where}(pad_value_dict)")
-        self._token_aligned = name_set(token_aligned, f"{self._where}(token_aligned_fields)")
-        self._align_end = name_set(align_end, f"{self._where}(align_end)")
-        self._keep_jagged = name_set(keep_jagged, f"{self._where}(keep_jagged)")
-        self._out = self._by_name(out, "out", "tensors")
+        self._pads: dict[Any, Any] = values_by_key(
+            self._read_mapping(pads, "pad_value_dict", "pads"), f"{where}(pad_value_dict)"
+        )
+        self._token_aligned: frozenset[Any] = name_set(
+            token_aligned, f"{where}(token_aligned_fields)"
+        )
+        self._align_end: frozenset[Any] = name_set(align_end, f"{where}(align_end)")
+        self._keep_jagged: frozenset[Any] = name_set(keep_jagged, f"{where}(keep_jagged)")
+        self._out: dict[Any, Any] = self._read_mapping(out, "out", "tensors")
         both = self._align_end & self._keep_jagged
         if both:
             detail = f"expected other names than in keep_jagged, found {min(map(brief, both))} in "
-            raise ArgumentError("conflict", f"{self._where}(align_end)", detail + "both")
+            raise ArgumentError("conflict", f"{where}(align_end)", detail + "both")
 
-    def _by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
+    def _read_mapping(self, value: Any, name: str, what: str) -> dict[Any, Any]:
         """An option that is a dict with an entry for each column; empty for None."""
         expected = f"a dict of column names to {what}"
         return {} if value is None else mapping_of(value, f"{self._where}({name})", expected)
@@ -95,13 +100,13 @@ class ColumnBuffers:
             detail = f"expected the {rows} rows of the plan, found {batch_rows}"
             raise ArgumentError("row_mismatch", where, detail)
         columns = each_column(
-            batch, self._plan_column, self._plan_column, self._path, self._packer.pool
+            batch, self._plan_column, self._plan_column, self._path_of, self._packer.pool
         )
         self._check_named(columns)
         self._add_labels(columns, labels_of)
         return columns
 
-    def _path(self, key: Key) -> str:
+    def _path_of(self, key: Key) -> str:
         """The place that errors about this column name."""
         return f"{self._where}({column_name(key)})"
 
@@ -110,24 +115,24 @@ class ColumnBuffers:
         if key in self._keep_jagged:
             return leaf
         if key in self._align_end:
-            view = self._packer.rows_at_end(leaf, self._path(key))
+            view = self._packer.rows_at_end(leaf, self._path_of(key))
         elif isinstance(leaf, RaggedView) or (leaf.is_nested and leaf.dim() > 1):  # ragged
-            view = self._packer.rows_of(leaf, self._path(key), "; or name it in keep_jagged")
+            view = self._packer.rows_of(leaf, self._path_of(key), "; or name it in keep_jagged")
         elif key in self._token_aligned:
-            view = self._packer.rows_of_rectangle(leaf, self._path(key))
+            view = self._packer.rows_of_rectangle(leaf, self._path_of(key))
         else:
             return leaf
         return self._plan_buffer(view, key, self._pads.get(key, ...))
 
     def _plan_buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
         """A buffer for the rows of a column, which is filled with all others."""
-        pieces, path = self._pieces_for(view, shift), self._path(key)
+        pieces, path = self._find_pieces(view, shift), self._path_of(key)
         out = named_item(self._out, key)
-        buffer = self._packer.buffer(view, pieces, path, pad=pad, out=out)
-        self._buffers[key] = buffer
-        return buffer
+        task = self._packer.buffer_task(view, pieces, path, pad=pad, out=out)
+        self._buffers[key] = task
+        return task
 
-    def _pieces_for(self, view: RaggedView, shift: int) -> Pieces:
+    def _find_pieces(self, view: RaggedView, shift: int) -> Pieces:
         """The pieces for a view whose rows are whole, or have only their last tokens."""
         whole, splits = self._make_pieces(shift), view.row_splits
         missing = self._packer.row_splits.lengths - splits.lengths
@@ -146,14 +151,14 @@ class ColumnBuffers:
             if key in left_out:
                 # The column is an array, a list or a batch: raise an error, instead of leaving it
                 # unpacked.
-                self._packer.rows_of_rectangle(column, self._path(key))
+                self._packer.rows_of_rectangle(column, self._path_of(key))
         left_out = self._align_end - self._buffers.keys()
         if left_out:
             by_key = {key: each for key, each in _each_key(columns) if type(each) is not dict}
             check_known(left_out, by_key, f"{self._where}(align_end)")
             # The column is an array or a list, and has no rows of cells.
             first = min(left_out, key=brief)
-            self._packer.rows_at_end(by_key[first], self._path(first))
+            self._packer.rows_at_end(by_key[first], self._path_of(first))
 
     def _add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
         """Add columns of labels, which hold the next tokens of packed columns."""
@@ -210,10 +215,10 @@ class ColumnBuffers:
                 lengths = column.row_splits.lengths
                 views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
                 return [*map(self._packer.jagged_tensor, views)]
-            chosen = chosen_leaf(column, order, pool, self._path(key))
+            chosen = chosen_leaf(column, order, pool, self._path_of(key))
             if isinstance(column_of(chosen), (Array, Dense)):
                 return [chosen[part.start : part.stop] for part in row_ranges]
-            return [chosen_leaf(chosen, part, pool, self._path(key)) for part in row_ranges]
+            return [chosen_leaf(chosen, part, pool, self._path_of(key)) for part in row_ranges]
 
         parts = _map_columns(columns, cut_column)
 

@@ -6,7 +6,7 @@ results are put back, so a controller without it can plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from math import fsum
@@ -26,8 +26,6 @@ from jagcodec.forward.plan import PackPlan, lengths_and_packer
 from jagcodec.memory.arrays import IntArray
 
 if TYPE_CHECKING:
-    from jagcodec.forward.column_buffers import ColumnBuffers
-    from jagcodec.forward.layout import Pieces
     from jagcodec.forward.packer import Packer
     from jagcodec.rows.lengths import Lengths
     from jagcodec.wire.read.any_batch import AnyBatch
@@ -255,22 +253,30 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
             each="micro-batch",
         )
         rank_in_cp = rank_of(cp_rank, layout.cp_size, f"{where}(cp_rank)")
-        buffers = self._buffers(where, cache(partial(layout.pieces, rank_in_cp)))
-        buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged)
+        check_torch(where)
+        from jagcodec.forward.column_buffers import ColumnBuffers
+
+        buffers = ColumnBuffers(
+            where,
+            self._packer_without_indices(),
+            cache(partial(layout.pieces, rank_in_cp)),
+            pads=pad_value_dict,
+            token_aligned=token_aligned_fields,
+            align_end=align_end,
+            keep_jagged=keep_jagged,
+        )
         columns = buffers.plan_columns(batch, labels_of)
         plans = [PackPlan(each) for each in layout.layouts(rank_in_cp)]
         cells = [plan.total if rank_in_cp is None else plan.local_total for plan in plans]
         return [*zip(plans, buffers.fill_steps(columns, steps, cells), strict=True)]
 
-    def _buffers(self, where: str, make_pieces: Callable[[int], Pieces]) -> ColumnBuffers:
-        """Buffers for columns of all rows. Their packer knows the offsets of earlier calls."""
-        check_torch(where)
-        from jagcodec.forward.column_buffers import ColumnBuffers
+    def _packer_without_indices(self) -> Packer:
+        """A packer of all rows, which knows the offsets of earlier calls."""
         from jagcodec.forward.packer import Packer
 
         if self._packer is None:
             self._packer = Packer.of_lengths(self._lengths)
-        return ColumnBuffers(where, self._packer.without_indices(), make_pieces)
+        return self._packer.without_indices()
 
     def rows(self, rank: int) -> IntArray:
         """The rows of a rank, rising and without copies: the rows of ``restore(results, rank)``.
@@ -453,35 +459,46 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
     """Join batches or columns of ``sizes[i]`` rows each, and choose the rows of `index`."""
     check_torch(where)
+    from jagcodec.wire.read.any_batch import is_batch
+
+    put_back = _put_back_batches if is_batch(results[0]) else _put_back_columns
+    return put_back(results, sizes, index, where)
+
+
+def _put_back_batches(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
+    from jagcodec.wire.many.joined import join_rows
+    from jagcodec.wire.read.any_batch import concat_in_memory, is_encoded, opened, row_count_of
+    from jagcodec.wire.read.wire_batch import rows_at
+
+    batches = []
+    for i, (result, size) in enumerate(zip(results, sizes, strict=True)):
+        path = f"{where}(results[{i}])"
+        batches.append(opened(result, path))
+        _check_rows(row_count_of(batches[i], path), size, path)
+    if all(map(is_encoded, batches)):
+        return rows_at(join_rows(batches, where), index)
+    return concat_in_memory(batches, where, index)
+
+
+def _put_back_columns(columns: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
     from jagcodec.columns.held import read_offsets, row_count
     from jagcodec.columns.join import join_leaves
     from jagcodec.rows.row_splits import RowSplitsPool
     from jagcodec.wire.compare import same_values
-    from jagcodec.wire.many.joined import join_rows
-    from jagcodec.wire.read.any_batch import (
-        concat_in_memory,
-        is_batch,
-        is_encoded,
-        opened,
-        row_count_of,
-    )
-    from jagcodec.wire.read.wire_batch import rows_at
 
-    are_batches, pool = is_batch(results[0]), RowSplitsPool()
-    parts = []
-    for i, (result, size) in enumerate(zip(results, sizes, strict=True)):
+    for i, (column, size) in enumerate(zip(columns, sizes, strict=True)):
         path = f"{where}(results[{i}])"
-        parts.append(opened(result, path) if are_batches else result)
-        rows = row_count_of(parts[i], path) if are_batches else row_count(result, path) or 0
-        if rows != size:
-            detail = f"expected {size} rows, like its micro-batch, found {rows}"
-            raise ArgumentError("row_mismatch", path, detail)
-    if not are_batches:
-        read_offsets(parts, pool)
-        return join_leaves(parts, index, pool, f"{where}(results)", same_values)
-    if all(map(is_encoded, parts)):
-        return rows_at(join_rows(parts, where), index)
-    return concat_in_memory(parts, where, index)
+        _check_rows(row_count(column, path) or 0, size, path)
+    pool = RowSplitsPool()
+    read_offsets(columns, pool)
+    return join_leaves(columns, index, pool, f"{where}(results)", same_values)
+
+
+def _check_rows(rows: int, size: int, path: str) -> None:
+    """Refuse a result that has another number of rows than its micro-batch."""
+    if rows != size:
+        detail = f"expected {size} rows, like its micro-batch, found {rows}"
+        raise ArgumentError("row_mismatch", path, detail)
 
 
 def _outside(where: str, what: str, value: Any, count: int) -> ArgumentIndexError:

@@ -149,10 +149,10 @@ class Packer:
             raise ArgumentError("row_mismatch", path, detail + remedy)
         return view.row_splits.lengths
 
-    def buffer(
+    def buffer_task(
         self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any, out: Any = None
     ) -> BufferTask:
-        """A buffer for pieces of a view from `rows_of` or `rows_at_end`."""
+        """The task to fill a buffer with pieces of a view of `rows_of` or `rows_at_end`."""
         return BufferTask(view, pieces, _pad_cell_bits(pad, view, f"{path}(pad)"), path, out)
 
     def fill(self, buffers: Sequence[BufferTask]) -> list[torch.Tensor]:
@@ -167,18 +167,10 @@ class Packer:
         """Values of the cells of a layout as rows; they are one tensor, or a part for each rank."""
         splits = self.row_splits if last is None else self._read_last(last)
         by_rank = isinstance(values, (list, tuple))
-        expected = f"a tensor, or a list of {layout.cp_size}"
-        parts = items_of(values, path, expected) if by_rank else [values]
-        if by_rank and len(parts) != layout.cp_size:
-            detail = f"expected {layout.cp_size} parts, one per rank in order, found {len(parts)}"
-            raise ArgumentError("bad_shape", path, detail)
-        cells = layout.local_total if by_rank else layout.total
-        places = [f"{path}[{i}]" if by_rank else path for i in range(len(parts))]
-        parts = [_check_part(*part, cells) for part in zip(parts, places, strict=True)]
-        for part, place in zip(parts, places, strict=True):
-            if _dtype_shape_device(part) != _dtype_shape_device(parts[0]):
-                detail = f"expected {describe(parts[0])} like the first, found {describe(part)}"
-                raise ArgumentError("bad_shape", place, detail)
+        if by_rank:
+            parts, cells = _read_parts(values, layout, path), layout.local_total
+        else:
+            parts, cells = [_read_part(values, path, layout.total)], layout.total
         view = _join_parts(parts, cells)
         lengths = None if last is None else splits.lengths
         pieces = layout.inverse(shift, by_rank=by_rank, last=lengths)
@@ -197,9 +189,19 @@ class Packer:
         return self.pool.unique(last_splits)
 
 
-def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, detached if autograd is off."""
-    return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
+def _read_parts(values: Any, layout: PackLayout, path: str) -> list[torch.Tensor]:
+    """The parts of all ranks, checked by themselves and against each other."""
+    given = items_of(values, path, f"a tensor, or a list of {layout.cp_size}")
+    if len(given) != layout.cp_size:
+        detail = f"expected {layout.cp_size} parts, one per rank in order, found {len(given)}"
+        raise ArgumentError("bad_shape", path, detail)
+    cells = layout.local_total
+    parts = [_read_part(part, f"{path}[{i}]", cells) for i, part in enumerate(given)]
+    for i, part in enumerate(parts):
+        if _dtype_shape_device(part) != _dtype_shape_device(parts[0]):
+            detail = f"expected {describe(parts[0])} like the first, found {describe(part)}"
+            raise ArgumentError("bad_shape", f"{path}[{i}]", detail)
+    return parts
 
 
 def _dtype_shape_device(part: torch.Tensor) -> Any:
@@ -207,7 +209,7 @@ def _dtype_shape_device(part: torch.Tensor) -> Any:
     return part.dtype, part.shape, part.device
 
 
-def _check_part(part: Any, path: str, cells: int) -> torch.Tensor:
+def _read_part(part: Any, path: str, cells: int) -> torch.Tensor:
     """A part as (cells, ...): checked, and without a leading dim of 1."""
     check_rectangle(part, path)
     shape = tuple(part.shape)
@@ -217,6 +219,11 @@ def _check_part(part: Any, path: str, cells: int) -> torch.Tensor:
         detail = f"expected ({cells}, ...) or (1, {cells}, ...) cells, found shape {shape}"
         raise ArgumentError("bad_shape", path, detail)
     return _detached_if_grad_is_off(part)
+
+
+def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, detached if autograd is off."""
+    return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
 
 
 def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:

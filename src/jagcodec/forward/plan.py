@@ -60,7 +60,8 @@ def plan_packing(
             lengths count. Torch is imported only for tensors, and only a tensor on a device is
             waited for.
         row_multiple: Rows are padded to a multiple of this, such as 2 * cp * tp, or for fp8 the
-            least common multiple of that and 16. A row of 0 tokens stays one.
+            least common multiple of that and 16. A row of length 0 gets no pads by this:
+            `cu_seqlens_padded` repeats a number for it, as `cu_seqlens` does.
         total_multiple: The total T of cells is a multiple of this.
         total: T is exactly this. Leave out `total_multiple` and `min_total` then.
         min_total: T is at least this, before `total_multiple`.
@@ -308,8 +309,16 @@ class PackPlan:
             return self._pack_column(source, rank, pad, shift, out)
         options = {"pad": pad is not ..., "shift": type(shift) is not int or shift != 0}
         _refuse_options_of_other_form("column", source, options)
-        buffers = ColumnBuffers(_PACK, self._tensor_packer(), partial(self.layout.pieces, rank))
-        buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged, out)
+        buffers = ColumnBuffers(
+            _PACK,
+            self._tensor_packer(),
+            partial(self.layout.pieces, rank),
+            pads=pad_value_dict,
+            token_aligned=token_aligned_fields,
+            align_end=align_end,
+            keep_jagged=keep_jagged,
+            out=out,
+        )
         return buffers.fill_columns(buffers.plan_columns(source, labels_of))
 
     def _pack_column(
@@ -319,8 +328,9 @@ class PackPlan:
         packer = self._tensor_packer()
         view = packer.rows_of(column, f"{_PACK}(column)")
         shift = self.layout.read_shift(shift, f"{_PACK}(shift)")
-        buffer = packer.buffer(view, self.layout.pieces(rank, shift), _PACK, pad=pad, out=out)
-        return packer.fill([buffer])[0]
+        pieces = self.layout.pieces(rank, shift)
+        task = packer.buffer_task(view, pieces, _PACK, pad=pad, out=out)
+        return packer.fill([task])[0]
 
     def position_ids(
         self, cp_rank: int | None = None, *, pads: Literal["zero", "continue"] = "zero"

@@ -133,8 +133,9 @@ def materialize(
             batches, whose rows are joined as by `concat_rows`.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it, without
-            pads (`plan_packing` aligns rows for parallelism). Rows of a
-            strided nested tensor have their tokens in the first dim in which they differ; other
+            pads (`plan_packing` aligns rows for parallelism). A row of length 0 becomes a row of
+            pads, or has no cells in a `PackedColumn`, where `cu_seqlens` repeats a number. Rows of
+            a strided nested tensor have their tokens in the first dim in which they differ; other
             dims in which they differ are padded at the end, to the longest.
         pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0
             (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact; fractions are
@@ -412,17 +413,10 @@ class _LayoutPlan:
 
     def _lay_out_rectangle(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle, which options may pad further, as if it were jagged with equal rows."""
-        if leaf.dim() < 2:
+        if leaf.dim() < 2 or not self._may_pad(key):
             return leaf
         options = self.options
         widest = options.placement.pad_to_seqlen
-        may_pad = (
-            options.pads_rectangles()
-            if options.token_aligned is None
-            else key in options.token_aligned
-        ) or key in options.align_end.values()
-        if key in options.align_end or not may_pad or key in options.keep_jagged:
-            return leaf
         rows, cells = leaf.shape[:2]
         is_wider = 0 < widest < cells
         if options.token_aligned is not None and is_wider:
@@ -457,6 +451,17 @@ class _LayoutPlan:
             leaf = leaf.detach()
         bits = self._pad_bits(leaf.dtype, key)
         return self._plan_rectangle(full_rows(leaf, row_splits), places, key, bits)
+
+    def _may_pad(self, key: Key) -> bool:
+        """Whether the options allow pads in a column that is a rectangle."""
+        options = self.options
+        if key in options.align_end or key in options.keep_jagged:
+            return False
+        if key in options.align_end.values():
+            return True
+        if options.token_aligned is None:
+            return options.pads_rectangles()
+        return key in options.token_aligned
 
     def _align_ends(self, columns: dict[str, Any]) -> None:
         """Plan the columns whose rows end where those of other columns do."""
