@@ -41,7 +41,7 @@ def rows_of_rectangle(
         raise ArgumentError("bad_length", f"{path}, row {row}", detail)
     if array is not None and array.flags.c_contiguous:
         shape = (dims[0] * width, *dims[2:])
-        return RaggedView(array, padded.dtype, shape, 1, width, row_splits)
+        return RaggedView(array, padded.dtype, shape, 1, starts=width, row_splits=row_splits)
     if not row_splits.total or not padded.numel():
         shape = (row_splits.total, *dims[2:])
         return end_to_end(padded.new_empty(shape), row_splits)
@@ -49,7 +49,8 @@ def rows_of_rectangle(
     memory: Any = cells if cells.requires_grad else plain_array(cells)
     if memory is None:
         memory = cells
-    return RaggedView(memory, padded.dtype, tuple(cells.shape), 1, stride, row_splits)
+    shape = tuple(cells.shape)
+    return RaggedView(memory, padded.dtype, shape, 1, starts=stride, row_splits=row_splits)
 
 
 def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
