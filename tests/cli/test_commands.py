@@ -81,6 +81,11 @@ def test_inspect_of_one_row_and_chosen_columns(run, file, tmp_path):
     expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
     assert json.loads(printed(run, *row, "--json")) == {"row": 1, "columns": expected}
     assert "ids" not in printed(run, "inspect", file, "--columns", "reward")
+    floats = torch.float16, torch.bfloat16, torch.float32, torch.float64
+    columns = {str(dtype): torch.tensor([torch.nan]).to(dtype) for dtype in floats}
+    numbers = saved(tmp_path, "not numbers", TensorDict(columns, [1]))
+    found = json.loads(printed(run, "inspect", numbers, "--row", 0, "--json"))["columns"]
+    assert found == dict.fromkeys(columns, "nan")
     path = saved(tmp_path, "next to a batch", {"td": batch(), "step": 3})
     for chosen in ("ids", "$.step"):
         found = json.loads(run("inspect", path, "--columns", chosen, "--json")[1])

@@ -386,9 +386,13 @@ def test_nothing_that_callers_write_to_changes_the_plan():
     batches.order[:] = batches.inverse[:] = 0
     batches.rows(0)[:] = -1
     assert [c["ids"].tolist() for _, c in batches.pack(batch)] == expected
-    for order in ([0], [0, 0], [0, 2], [1, 0, 2], ["a", 0]):
+    for order in ([0], [0, 0], [0, 2], [1, 0, 2]):
         with pytest.raises(ArgumentError, match=r"in_order\(order\): expected each step of 0 to 1"):
-            batches.in_order(0, order)  # type: ignore[arg-type]
+            batches.in_order(0, order)
+    wrong: tuple[list[Any], ...] = ["a", 0], [1, 0, "x"], [0, None], [0, 1.0]
+    for steps in wrong:
+        with pytest.raises(ArgumentError, match=r"in_order\(order\)\[\d\]: expected the index"):
+            batches.in_order(0, steps)
     with pytest.raises(ArgumentIndexError, match=r"in_order\(rank\)"):
         batches.in_order(2, [0, 1])
 

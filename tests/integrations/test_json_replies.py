@@ -500,6 +500,13 @@ BAD_RESPONSES: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
         *(response(IDS, start=2), {**SHAPE, "start_len": [0, 2], "earlier": [None, IDS[:2] / 1]}),
         *("bad_shape", "sglang.rows_of(earlier)[1]", "expected int32 or smaller"),
     ),
+    *(
+        (
+            *(response(IDS, start=2), {**SHAPE, "start_len": [0, 2], "earlier": [None, earlier]}),
+            *("bad_shape", "sglang.rows_of(earlier)[1]", "expected int32 or smaller"),
+        )
+        for earlier in (7, [[1]], np.int64(7), IDS.astype(np.uint32))
+    ),
     (
         *(response(IDS), {"start_len": [0, 2]}, "bad_option", OF_RESPONSE),
         "expected layers= and top_k= for expert ids that start at token 2, found neither",

@@ -118,6 +118,7 @@ WHOLE: list[tuple[Any, Any, str]] = [
     (batch(a=IDS, x=IDS), batch(a=IDS), only("x", "none")),
     (batch(**{UNSAFE: IDS}), batch(x=IDS), only(SAFE, "x")),
     (batch(a=IDS, b=NAN), batch(b=NAN, a=IDS), "the whole: order of columns a, b and b, a"),
+    ({1: "x"}, {True: "x"}, "$: columns only 1 in the first and True in the second"),
     (batch(a=IDS, b=IDS), batch(a=-IDS, b=NAN), "column a, row 0, cell [0]: value 1 and -1"),
     (batch(**{UNSAFE: IDS[0]}), batch(**{UNSAFE: IDS[1]}), f"column {SAFE}, row 0: value 1 and 3"),
     (dotted(IDS, IDS), dotted(IDS.clone(), IDS), "None"),

@@ -831,6 +831,7 @@ REFUSED: dict[type[Exception], list[tuple[dict[str, Any], str]]] = {
         (LR, "expected prompt_lengths"),
         ({"prompt_lengths": [1, 1]}, "requires padding_side='left_right'"),
         ({"prompt_width": 3}, "requires padding_side='left_right'"),
+        ({"prompt_width": 3, **LR}, "expected the prompts of prompt_width=3, found None"),
         ({"prompt_lengths": [1], **LR}, r"lengths shape \(1,\) != \(2,\)"),
         ({"prompt_lengths": [2, 1], **LR}, "row 0: .*within its row of 1"),
         ({"prompt_lengths": [1, 2], "prompt_width": 1, **LR}, "row 1.*prompt_width=1.*found 2"),

@@ -499,6 +499,7 @@ def test_small_batches():
     assert to_rows({"a": {}, "x": [1, 2]}) == [{"a": {}, "x": 1}, {"a": {}, "x": 2}]
     parts = split_rows({"x": [1, 2, 3, 4]}, sizes=[1, 0, 3])
     assert [part["x"] for part in parts] == [[1], [], [2, 3, 4]]
+    assert repeat_rows({"x": []}, [])["x"] == []
     for unsigned in (np.uint64, np.uint8):
         assert select_rows({"x": [5, 6]}, np.array([1, 0], unsigned))["x"] == [6, 5]
     conjugated = torch.tensor([[1 + 2j], [3 - 1j]]).conj()

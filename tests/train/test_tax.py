@@ -169,6 +169,14 @@ def test_bad_arguments():
         (lambda: padding_tax([3], padded_width=-1), ValueError, "padded_width.*0 or more"),
         (lambda: padding_tax([3], padded_width="8"), TypeError, "padded_width"),  # type: ignore[arg-type]
         (lambda: padding_tax([3], padded_width=True), TypeError, "padded_width"),
+        (lambda: padding_tax([3], lengths=[3]), ValueError, r"tax\(lengths\): expected padded"),
+        (
+            lambda: padding_tax({"ids": [[3]]}, token_aligned_fields=["ids"]),
+            *(
+                ValueError,
+                r"tax\(token_aligned_fields\): expected padded columns and",
+            ),
+        ),
         (lambda: padding_tax([-1]), ValueError, "row 0"),
         (lambda: padding_tax(["x"]), TypeError, "lengths"),
         (lambda: padding_tax([rollouts(), rollouts()]), TypeError, "one batch.*concat_rows"),

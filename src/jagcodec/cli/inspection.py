@@ -265,7 +265,7 @@ def _json_value(value: Any) -> Any:
     if type(value) is int:  # Python may refuse to print more than 4,300 digits
         return value if value.bit_length() <= 14_000 else brief(value)
     if isinstance(value, float):
-        return value if abs(value) < float("inf") else repr(value)
+        return value if abs(value) < float("inf") else repr(float(value))
     if isinstance(value, list | tuple):
         return [_json_value(item) for item in value]
     if type(value) is dict and all(type(key) is str for key in value):

@@ -127,7 +127,7 @@ class As(Enum):
 class Read:
     """One read of columns: of which rows, in which form, and what it has used so far."""
 
-    __slots__ = ("batch_type", "chosen", "columns", "form", "half", "known")
+    __slots__ = ("batch_type", "chosen", "columns", "form", "known", "value_module")
 
     def __init__(self, batch: Batch, columns: Mapping[str, Column], form: As) -> None:
         self.batch_type: type[Batch] = type(batch)  # of batches inside the batch
@@ -136,7 +136,7 @@ class Read:
         self.form: As = form
         self.known: dict[Any, Any] = {}  # what a message or a source keeps for this read, by it
         # The module that makes values of cells: tensors, or arrays where torch is not installed.
-        self.half: Any = None if form is As.HOST else with_or_without_torch(*VALUES)
+        self.value_module: Any = None if form is As.HOST else with_or_without_torch(*VALUES)
 
     def inside(self, batch: Batch) -> Read:
         """The same read of the columns of a batch inside the batch."""
@@ -235,8 +235,8 @@ class Source:
         """The pool that batches inside this one share."""
         return RowSplitsPool()
 
-    def prepare(self, how: Read) -> None:
-        """Do what makes it faster to read several columns."""
+    def decompress_ahead(self, how: Read) -> None:
+        """Fetch and decompress the frames of several columns together, if there is need to."""
 
     def frames(self, batch: Batch) -> list[Any] | None:
         """The frames of a batch, cut out of its message; None if columns must be read."""
@@ -347,7 +347,7 @@ def lengths_of_column(batch: Batch, name: str) -> IntArray | None:
 def _read(batch: Batch, columns: Mapping[str, Column], form: As) -> tuple[dict[str, Any], Read]:
     """Columns by name in a form, and the read that they are of."""
     how = Read(batch, columns, form)
-    batch._source.prepare(how)
+    batch._source.decompress_ahead(how)
     return read_columns(columns, how), how
 
 

@@ -403,7 +403,7 @@ class DictBatch(HeldBatch):
     needs_leaf_form = True
 
     def row_count(self, path: str) -> int | None:
-        return row_counts(self.value, path)
+        return common_row_count(self.value, path)
 
     def leaf(self, rows: int, path: str) -> Any:
         names = self.value.items()
@@ -507,7 +507,7 @@ def row_count(column: Any, path: str) -> int | None:
     return column_of(column).row_count(path)
 
 
-def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
+def common_row_count(columns: Mapping[str, Any], path: str) -> int | None:
     """N of a dict of columns, which must all have N rows; None if no column has rows."""
     rows: int | None = None
     if type(columns).items is not dict.items:  # a subclass may return other items

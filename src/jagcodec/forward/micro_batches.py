@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import FOREIGN_ERRORS, int_or_none, items_of
+from jagcodec._arguments import FOREIGN_ERRORS, int_or_none, items_of, require_int
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch
 from jagcodec.errors import ArgumentError, ArgumentIndexError, brief
@@ -329,8 +329,11 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         where = "MicroBatches.in_order"
         rank = self._read_rank(rank, where)
         expected = f"each step of 0 to {self._count - 1} once" if self._count else "no steps"
-        steps = [int_or_none(step) for step in items_of(order, f"{where}(order)", expected)]
-        if sorted(step for step in steps if step is not None) != [*range(self._count)]:
+        steps = [
+            require_int(step, 0, f"{where}(order)[{i}]", "the index of a step")
+            for i, step in enumerate(items_of(order, f"{where}(order)", expected))
+        ]
+        if sorted(steps) != [*range(self._count)]:
             detail = f"expected {expected}, found {brief(steps)}"
             raise ArgumentError("bad_option", f"{where}(order)", detail)
         numbers = np.arange(len(self._assignment.costs))

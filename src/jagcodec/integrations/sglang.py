@@ -226,13 +226,14 @@ def _in_smallest(ids: npt.NDArray[Any], options: _ExpertOptions, path: str) -> n
 def _ids_before_start(options: _ExpertOptions, start: int, path: str) -> npt.NDArray[Any]:
     """The expert ids of the tokens before `start`, which the caller passed in `earlier`."""
     earlier = options.earlier_ids
-    count = 0 if earlier is None else len(earlier)
-    if count < start:
+    is_array = isinstance(earlier, np.ndarray) and earlier.ndim > 0
+    count = len(earlier) if is_array else 0
+    if (is_array or earlier is None) and count < start:
         detail = f"expected expert ids of the first {start} tokens in earlier=, found {count}"
         remedy = "; pass those of the turn before, or start_len= alone for ids from there on"
         raise ArgumentError("bad_length", path, detail + remedy)
-    is_integers = isinstance(earlier, np.ndarray) and earlier.dtype.kind in "iu"
-    if not is_integers or earlier.shape[1:] != options.shape or earlier.itemsize > 4:
+    is_integers = is_array and np.can_cast(earlier.dtype, np.int32)
+    if not is_integers or earlier.shape[1:] != options.shape:
         detail = f"expected int32 or smaller integers of shape (tokens, *{brief(options.shape)}), "
         detail += "found "
         detail += f"{earlier.dtype} of shape {earlier.shape}" if is_integers else describe(earlier)

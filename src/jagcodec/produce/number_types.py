@@ -6,7 +6,7 @@ a tensor, of any number of dims, has a dtype of its own; a Python number takes t
 | the numbers of a column | its dtype |
 |---|---|
 | Python's bools | bool |
-| Python's ints | int64 |
+| Python's ints | int64; one above its range is refused, but `dtypes=` may say uint64 |
 | Python's floats, with or without ints | float32 |
 | arrays, tensors and numpy scalars of one dtype, with or without Python's numbers | that dtype |
 | a dtype of integers and Python's floats | refused |

@@ -16,7 +16,7 @@ from jagcodec.rows.nested import is_jagged, parts_of
 from jagcodec.rows.non_tensor import is_nested_batch as is_nested_batch
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.registry import registered_name
+from jagcodec.wire.registry import name_for_sending
 from jagcodec.wire.torch_dtypes import torch_dtype
 
 
@@ -45,7 +45,7 @@ def check_tensors(rows: Sequence[Any], path: str) -> None:
     """Refuse rows that are tensors whose values cannot be read."""
     tensor_types = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
     for i, row in enumerate(rows if tensor_types else ()):
-        if type(row) in tensor_types and not is_jagged(row) and registered_name(type(row)) is None:
+        if type(row) in tensor_types and not is_jagged(row) and name_for_sending(type(row)) is None:
             check_plain(row, f"{path}, row {i}")
 
 

@@ -25,7 +25,7 @@ from jagcodec._arguments import (
 from jagcodec._compiling import untraced
 from jagcodec.columns.batch import ColumnDict, closed, with_closed
 from jagcodec.columns.devices import moved
-from jagcodec.columns.held import read_offsets, row_count, row_counts
+from jagcodec.columns.held import common_row_count, read_offsets, row_count
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import LENGTH_DTYPES, usable_device
@@ -84,7 +84,7 @@ class BatchedDataDict(dict[str, Any]):
         **named: Any,
     ) -> None:
         super().__init__(_columns_by_name("BatchedDataDict(columns)", columns, **named))
-        row_counts(self, "BatchedDataDict")
+        common_row_count(self, "BatchedDataDict")
         self.meta_info = {}
         if meta_info is not None:
             path = "BatchedDataDict(meta_info)"
@@ -284,7 +284,8 @@ def _of_parts(parts: Any) -> Any:
 
 def _state_of_batch(batch: BatchedDataDict) -> list[dict[str, Any]]:
     """The columns and the `meta_info` of a batch, for a message."""
-    rows = row_counts(batch, "BatchedDataDict") or 0  # columns may have changed since they were set
+    # Columns may have changed since they were set.
+    rows = common_row_count(batch, "BatchedDataDict") or 0
     return [ColumnDict(batch, rows), batch.meta_info]
 
 

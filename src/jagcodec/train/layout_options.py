@@ -217,8 +217,13 @@ def read_prompts(batch: Any, options: LayoutOptions) -> IntArray | None:
     if prompts is None and not placement.prompt_width:
         return None
     where = "materialize(prompt_lengths)"
-    if "left_right" not in (placement.side, *placement.sides.values()) or prompts is None:
-        detail = f"requires padding_side='left_right', found padding_side={placement.side!r}"
+    sides = (placement.side, *placement.sides.values())
+    if "left_right" not in sides:
+        found = " and ".join(map(repr, dict.fromkeys(sides)))
+        detail = f"requires padding_side='left_right', found padding_side={found}"
+        raise ArgumentError("bad_option", where, detail)
+    if prompts is None:
+        detail = f"expected the prompts of prompt_width={placement.prompt_width}, found None"
         raise ArgumentError("bad_option", where, detail)
     if isinstance(prompts, str):
         check_known([prompts], batch.keys(), where)

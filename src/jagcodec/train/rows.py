@@ -68,7 +68,7 @@ def select_rows(batch: Any, index: Any) -> Any:
     Returns:
         A batch of the same kind; for a message, a `WireBatch` that has read nothing yet. Columns
         of equal row lengths share one offsets tensor, and gradients flow through them. A
-        slice or a range of step 1 aliases tensors, and jagged columns whose values are contiguous;
+        slice or a range of step 1 aliases tensors, arrays, and contiguous values of jagged columns;
         anything else is copied, all jagged columns in one call. A payload of the whole batch stays
         one.
 
@@ -142,6 +142,8 @@ def _read_times(times: Any, rows: int, path: str, *, may_differ: bool) -> IntArr
     """How often rows are repeated: one number, or if they `may_differ`, one for each row."""
     expected = "an integer, or one per row" if may_differ else "an integer"
     counts = host_array(times, path, expected)
+    if not counts.size and counts.ndim == 1:
+        counts = counts.astype(np.int64)  # numpy makes floats of []
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not may_differ):
         raise ArgumentTypeError(
             "bad_type", path, f"expected {expected}, found {_shown_numbers(times)}"

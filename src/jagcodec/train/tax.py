@@ -78,6 +78,10 @@ def padding_tax(
         td = pack(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
         padded_bytes = _bytes_of_padded(source) if padded_width is None else {}
         return _measure(td, padded_width, options, known_padded_bytes=padded_bytes)
+    for name, option in (("lengths", lengths), ("token_aligned_fields", token_aligned_fields)):
+        if option is not None:
+            detail = f"expected padded columns and their lengths with {name}, found "
+            raise ArgumentError("bad_option", f"padding_tax({name})", detail + describe(source))
     if not _is_open(source) and not _may_be_message(source):
         return tax_of_lengths(_read_row_lengths(source), padded_width, _SOURCE)
     batch = opened(source, _SOURCE)

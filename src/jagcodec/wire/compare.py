@@ -36,7 +36,7 @@ from jagcodec.memory.small_floats import numbers_of
 from jagcodec.rows.copy_bytes import array_of_view
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.dtypes import bytes_in_order
-from jagcodec.wire.registry import registered_name, state_of
+from jagcodec.wire.registry import name_for_sending, state_of
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,10 @@ def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
     # Use items: iterating over a TensorDict gives its rows.
     left, right = dict(a.items()), dict(b.items())
     if not same_values([*left], [*right]):
-        only_left = [key for key in left if key not in right]
-        only_right = [key for key in right if key not in left]
+        # With its type, because 1 and True are different names, and equal.
+        in_left, in_right = ({(type(key), key) for key in keys} for keys in (left, right))
+        only_left = [key for key in left if (type(key), key) not in in_right]
+        only_right = [key for key in right if (type(key), key) not in in_left]
         if only_left or only_right:
             first = f"{_names(only_left)} in the first"
             second = f"{_names(only_right)} in the second"
@@ -236,7 +238,7 @@ def _are_same(a: Any, b: Any) -> bool:
         return bool(a.dtype == b.dtype) and a.tobytes() == b.tobytes()
     try:
         # Compare states: equal values may still differ, such as the decimals 1.0 and 1.00.
-        if registered_name(type(a)) is not None:
+        if name_for_sending(type(a)) is not None:
             return same_values(state_of(a), state_of(b))
         return bool(_exact_key(a) == _exact_key(b))
     except Exception:  # an __eq__ or a `to_state` may raise anything

@@ -146,7 +146,7 @@ class Compressed:
         return self._known
 
 
-def prepare(buffers: Iterable[Any]) -> None:
+def decompress_ahead(buffers: Iterable[Any]) -> None:
     """Decompress buffers in several threads. The reader of a damaged one gets its error."""
     sizes = {each: each.size for each in buffers if isinstance(each, Compressed)}
     with suppress(WireFormatError):

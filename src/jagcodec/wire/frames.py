@@ -107,7 +107,7 @@ def read_preamble(start: ByteArray) -> int:
         detail = f"expected format version {VERSION}, found {version}; upgrade the older side"
         raise fail("unknown_version", detail, path=_HERE)
     expect(not zero, "bad_header", "0 at byte 12", zero, _HERE)
-    expect(size <= _MAX_HEADER, "bad_header", "a header below 8 GiB", size, _HERE)
+    expect(size <= _MAX_HEADER, "bad_header", "a header of at most 8 GiB", size, _HERE)
     return int(size)
 
 

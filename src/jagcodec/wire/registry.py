@@ -1,6 +1,6 @@
 """`register_type`: types with a name on the wire, and functions to a state and back.
 
-`encode` calls `registered_name` and `state_of`, `decode` calls `restore`. The rest of the file
+`encode` calls `name_for_sending` and `state_of`, `decode` calls `restore`. The rest of the file
 makes the functions of types that need only their class, lists the types that every reader knows,
 and finds classes that the other side has imported.
 """
@@ -116,7 +116,7 @@ def register_type(
     return cls
 
 
-def registered_name(cls: type) -> str | None:
+def name_for_sending(cls: type) -> str | None:
     """The name of a class in messages; None if it has none.
 
     Registers the class first if this library has or knows it, or if it is a loaded class that
@@ -162,7 +162,7 @@ def restore(name: str, state: Any) -> Any:
 
 
 def _find(name: str) -> NamedType | None:
-    """The type of this name, or None. As `registered_name`, this may register the type."""
+    """The type of this name, or None. As `name_for_sending`, this may register the type."""
     if name in _by_name:
         return _by_name[name]
     if name in _NAMES_OF_TENSORS:
@@ -294,7 +294,7 @@ def _make_slice(state: Any) -> slice:
 def register_types(types: Iterable[NamedType]) -> None:
     """Register types that are not registered yet."""
     for cls, name, to_state, from_state in types:
-        if registered_name(cls) is None:
+        if name_for_sending(cls) is None:
             register_type(cls, name, to_state=to_state, from_state=from_state)
 
 

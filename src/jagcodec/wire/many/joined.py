@@ -444,7 +444,7 @@ class JoinedColumn(Column):
         if in_place.kind is Kind.TENSOR:
             if how.form is As.HOST:
                 return CellRows(view)
-            return InPlace(view, lambda cells: how.half.values_from_cells(cells, view))
+            return InPlace(view, lambda cells: how.value_module.values_from_cells(cells, view))
 
         def make_objects(cells: ByteArray) -> Any:
             rows = _joined_objects(cells, splits, in_place.levels)
@@ -494,11 +494,11 @@ class JoinedColumn(Column):
 
 def _jagged_in_place(view: RaggedView, how: Read) -> InPlace:
     """A jagged column that is made once its rows are copied."""
-    tensor_half, splits, dim = how.half, view.row_splits, view.ragged_dim
+    value_module, splits, dim = how.value_module, view.row_splits, view.ragged_dim
 
     def make(cells: ByteArray) -> Any:
-        values = tensor_half.values_from_cells(cells, view)
-        return tensor_half.jagged_of_values(values, splits, dim)
+        values = value_module.values_from_cells(cells, view)
+        return value_module.jagged_of_values(values, splits, dim)
 
     return InPlace(view, make)
 

@@ -56,9 +56,9 @@ class SideBySide(Source):
         pool = self._pool if chosen is None else chosen.pool
         return {name: sharing(column, pool, "join_columns") for name, column in columns.items()}
 
-    def prepare(self, how: Read) -> None:
+    def decompress_ahead(self, how: Read) -> None:
         for batch in self._batches:
-            source_in(batch).prepare(how)
+            source_in(batch).decompress_ahead(how)
 
 
 def common_sizes(batches: Iterable[Sequence[int]]) -> list[int]:

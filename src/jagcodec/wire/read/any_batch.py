@@ -2,8 +2,8 @@
 
 `opened` comes first: it opens a batch in any form. Next come the questions whether a value is one
 batch, several or a message; then the rows, schema, meta and row lengths of an open batch. Last come
-`concat_in_memory`, which joins the rows of batches in any form, and `each_column`, which walks the
-columns of one.
+`concat_in_memory`, which joins the rows of batches in any form, and `each_column` and
+`columns_with_views`, which walk the columns of one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jagcodec._arguments import items_of
 from jagcodec.columns.batch import FieldSchema, Key, values_of_batch, views_of, with_closed
 from jagcodec.columns.held import (
     column_of,
+    common_row_count,
     field_in_memory,
     read_offsets,
-    row_counts,
     with_columns,
 )
 from jagcodec.columns.join import join_leaves
@@ -125,7 +125,9 @@ def row_count_of(batch: Any, where: str) -> int:
     """N, the number of rows of an open batch."""
     if isinstance(batch, WireBatch):
         return len(batch)
-    return (row_counts(batch, where) or 0) if isinstance(batch, dict) else int(batch.batch_size[0])
+    if isinstance(batch, dict):
+        return common_row_count(batch, where) or 0
+    return int(batch.batch_size[0])
 
 
 def schema_of(source: Any, where: str) -> Mapping[str, FieldSchema]:

@@ -106,7 +106,7 @@ class PayloadColumn(BuiltColumn):
     __slots__ = ()
 
     def read(self, how: Read) -> Any:
-        is_host = how.form is As.HOST or not how.half.HAS_LEAVES
+        is_host = how.form is As.HOST or not how.value_module.HAS_LEAVES
         return self._object(how) if is_host else super().read(how)
 
     def to_send(self, how: Read) -> Any:
@@ -138,7 +138,7 @@ class VarlenColumn(BuiltColumn):
     def read(self, how: Read) -> Any:
         if how.form is As.HOST:
             return self._view(how.chosen)
-        if how.half.HAS_LEAVES:
+        if how.value_module.HAS_LEAVES:
             return super().read(how)
         return arrays_of_view(self._view(how.chosen))
 

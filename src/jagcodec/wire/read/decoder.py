@@ -101,7 +101,7 @@ def decode(
     """
     check_torch("decode")
     # Import torch before the message is opened: once it is imported, all dtypes are torch's.
-    _tensor_half()
+    _value_module()
     how = usable_reading("decode", limits, copy, device, allow_pickle)
     message = open_message(frames, "decode(frames)", how)
     return build(message, message.header.schema.root)
@@ -134,7 +134,7 @@ class MsgpackDecoder:
 def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
     """The value of a node; `budget` counts for the whole read."""
     try:
-        make = _BUILDERS.get(node.kind) or _tensor_half().BUILDERS[node.kind]
+        make = _BUILDERS.get(node.kind) or _value_module().BUILDERS[node.kind]
         return make(message, node, budget or Budget(message))
     except (JagcodecError, OSError, MemoryError):  # a store may raise such errors, too
         raise
@@ -143,7 +143,7 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
         raise bad(f"a {node.kind.name}", error) from error
 
 
-def _tensor_half() -> Any:
+def _value_module() -> Any:
     """`tensor_values`, or where torch is not installed `array_values`."""
     return with_or_without_torch(*VALUES)
 
@@ -210,7 +210,7 @@ def _build_tensor_views(message: Message, node: Node, budget: Budget) -> list[An
         i = int(np.argmin(are_within))
         detail = f"expected a range within {rows}, found {brief(ranges[i].tolist())}"
         raise WireFormatError("out_of_bounds", f"$[{i}]", detail)
-    values = _tensor_half().tensor_of_node(message, base)
+    values = _value_module().tensor_of_node(message, base)
     return [values[start:end] for start, end in ranges.tolist()]
 
 
@@ -263,7 +263,7 @@ def read_objects_of_view(
         view, rows, index = _rows_to_read(message, budget, leaf, view, rows)
     if data is None:
         data = bytes_of_cells(view)
-    depth = budget.outer + node.depth + 1  # containers around each row, including the node
+    depth = budget.containers_around + node.depth + 1  # of each row: the node is one more
     bounds = view.row_splits.offsets_array
     if leaf is None or not leaf.blobs:
         items = _read_documents(message, depth, data, bounds, rows)
@@ -290,7 +290,7 @@ def _rows_to_read(
 
 def _check_payloads(items: Sequence[Any], rows: Sequence[int]) -> None:
     """Refuse objects that tensordict would take apart when it stores them."""
-    is_payload = _tensor_half().is_payload
+    is_payload = _value_module().is_payload
     for row, item in zip(rows, items, strict=True):
         if not is_payload(item):
             raise inside(bad("a payload", type(item).__name__), int(row))
@@ -305,7 +305,7 @@ def read_arrays(message: Message, node: Node, chosen: ChosenRows | None = None) 
     if chosen is not None:
         rows, splits = chosen.index, chosen.among(splits)[0]
     dims, itemsize = message.int64s_of_node(table, chosen), cells.itemsize
-    make_row = _tensor_half().maker_of_rows(message, cells, chosen) if are_tensors else None
+    make_row = _value_module().maker_of_rows(message, cells, chosen) if are_tensors else None
     if make_row is None:
         make_row = array_maker(owned_array(message, message.view(cells, chosen)))
     return rows_of_arrays(make_row, itemsize, splits.lengths, dims, rows)
@@ -316,7 +316,7 @@ def _build_array_rows(message: Message, node: Node, budget: Budget) -> Any:
     items, holder = read_arrays(message, node), node.fields[0]
     if holder == IN_LIST:
         return items
-    return object_array(items) if holder == IN_ARRAY else _tensor_half().column_of_objects(items)
+    return object_array(items) if holder == IN_ARRAY else _value_module().column_of_objects(items)
 
 
 def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
@@ -359,7 +359,7 @@ def _decode_messages(
 ) -> list[Any]:
     """As `_read_documents`, if each row is a message of its own."""
     items = []
-    around, budget.outer = budget.outer, depth
+    around, budget.containers_around = budget.containers_around, depth
     data = writable(data, message.reading.copy)
     for i, (start, end) in enumerate(pairwise(bounds.tolist())):
         try:
@@ -370,7 +370,7 @@ def _decode_messages(
             items.append(build(inner, inner.header.schema.root, budget))
         except WireFormatError as error:
             raise inside(error, int(rows[i])) from error
-    budget.outer = around
+    budget.containers_around = around
     return items
 
 
@@ -381,7 +381,7 @@ def rows_differ(expected: Any, found: Any) -> WireFormatError:
 
 _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     Kind.VALUE: lambda message, node, budget: _read_document(
-        message, node.value, budget.outer + node.depth
+        message, node.value, budget.containers_around + node.depth
     ),
     Kind.TUPLE: lambda message, node, budget: tuple(build_children(message, node, budget)),
     Kind.LIST: build_children,
@@ -394,14 +394,14 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     ).tobytes(),
     Kind.ARRAY: _build_array,
     Kind.OBJECT_ARRAY: _build_object_array,
-    Kind.NON_TENSOR_ROWS: lambda message, node, budget: _tensor_half().column_of_objects(
+    Kind.NON_TENSOR_ROWS: lambda message, node, budget: _value_module().column_of_objects(
         read_objects(message, node, budget)
     ),
     Kind.ARRAY_ROWS: _build_array_rows,
     Kind.TENSOR_VIEWS: _build_tensor_views,
     Kind.USER: _build_user,
 }
-"""Builders that are the same with and without torch; `_tensor_half()` has the others."""
+"""Builders that are the same with and without torch; `_value_module()` has the others."""
 
 
 # --- records of documents ----------------------------------------------------------------------

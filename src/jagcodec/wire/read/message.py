@@ -66,16 +66,16 @@ class Reading(NamedTuple):
 class Budget:
     """Counts what one read takes of the limits. The message has no counts: threads share it."""
 
-    __slots__ = ("objects", "outer", "repeated_bytes")
+    __slots__ = ("containers_around", "objects", "repeated_bytes")
 
     def __init__(self, message: Message) -> None:
-        self.outer: int = 0  # containers around the message that is being read
+        self.containers_around: int = 0  # containers around the message that is being read
         self.objects: int = message.header.objects  # grows with each message in a row
         self.repeated_bytes: int = 0  # bytes of repeated documents that become objects
 
     def check_depth(self, message: Message, levels: int) -> None:
         """Refuse a value that is `levels` deep in the message, if that is too deep in all."""
-        deepest = self.outer + levels
+        deepest = self.containers_around + levels
         if deepest > message.limits.depth:
             raise exceeded("depth", message.limits.depth, deepest, "levels")
 

@@ -24,12 +24,12 @@ from jagcodec.columns.batch import (
     leaves_of,
     to_send_inside,
 )
-from jagcodec.columns.held import row_counts
+from jagcodec.columns.held import common_row_count
 from jagcodec.columns.memory import DocumentSource
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory.arrays import ByteArray
 from jagcodec.wire.checks import bad, fail
-from jagcodec.wire.compress import prepare
+from jagcodec.wire.compress import decompress_ahead
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import cells_of, columns_of_dict, parts_of_packed
 from jagcodec.wire.read.batch_node import batch_in, sizes_of_node, state_in_documents
@@ -98,14 +98,14 @@ class MessageSource(NodeSource):
         kinds = _CLASSES
         return {name: kinds.get(node.kind, BuiltColumn)(self, name, node) for name, node in pairs}
 
-    def prepare(self, how: Read) -> None:
+    def decompress_ahead(self, how: Read) -> None:
         if not self.message.header.compressed:
             return
         columns = [x for x in how.columns.values() if isinstance(x, NodeColumn)]
         nodes = [node for x in columns if x.source is self for node in cells_of(x.node)]
         wanted = {self.message.numbers[node.number] for node in nodes}
         existing = range(len(self.message.buffers))  # an empty column needs no buffer
-        prepare(self.message.buffers[i] for i in wanted if i in existing)
+        decompress_ahead(self.message.buffers[i] for i in wanted if i in existing)
 
     def in_memory(self) -> MessageInMemory | None:
         """The message as `MessageInMemory`; None if a join cannot read its rows in place."""
@@ -211,7 +211,7 @@ def source_of_message(message: Message, remedy: str = "use decode") -> Source:
         raise fail("bad_value", detail)
     columns, meta = state
     try:
-        rows = row_counts(columns, "$") or 0
+        rows = common_row_count(columns, "$") or 0
     except ArgumentError as error:
         raise fail("bad_rows", error.detail, path=error.path) from error
     read_again: Any = lambda: state_in_documents(message, root)  # noqa: E731

@@ -129,14 +129,16 @@ class JaggedColumn(NodeColumn):
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
         if chosen is None and how.form is As.VALUE:
-            return how.half.jagged_of_node(message, node)
+            return how.value_module.jagged_of_node(message, node)
         view = message.view(node, chosen)
         if how.form is As.HOST or (how.form is As.VIEW and message.away is None):
             return view
-        values = how.half.owned_cells(message, view, goes_to_device=message.away is not None)
+        values = how.value_module.owned_cells(
+            message, view, goes_to_device=message.away is not None
+        )
         if values is not None:
             return self._column_of(values, view, how)
-        values_from_cells = how.half.values_from_cells
+        values_from_cells = how.value_module.values_from_cells
         return self._in_place(
             view, lambda cells: self._column_of(values_from_cells(cells, view), view, how)
         )
@@ -158,10 +160,10 @@ class JaggedColumn(NodeColumn):
     def _column_of(self, values: Any, view: RaggedView, how: Read) -> Any:
         """The jagged column of `values`, which are end to end."""
         if self.source.device is not None:
-            values = how.half.to_device(values, self.source.device)
+            values = how.value_module.to_device(values, self.source.device)
         if how.form is As.VIEW:
             return end_to_end(values, view.row_splits, view.ragged_dim)
-        return how.half.jagged_of_values(values, view.row_splits, view.ragged_dim)
+        return how.value_module.jagged_of_values(values, view.row_splits, view.ragged_dim)
 
 
 class RectangleColumn(NodeColumn):
@@ -175,12 +177,14 @@ class RectangleColumn(NodeColumn):
         if how.form is As.HOST:
             return CellRows(message.view(self.node, chosen))
         if chosen is None:
-            return how.half.tensor_of_node(message, self.node)
+            return how.value_module.tensor_of_node(message, self.node)
         view = message.view(self.node, chosen)
-        values = how.half.owned_cells(message, view, goes_to_device=message.away is not None)
+        values = how.value_module.owned_cells(
+            message, view, goes_to_device=message.away is not None
+        )
         if values is not None:
             return self._column_of(values, how)
-        values_from_cells = how.half.values_from_cells
+        values_from_cells = how.value_module.values_from_cells
         return self._in_place(
             view, lambda cells: self._column_of(values_from_cells(cells, view), how)
         )
@@ -199,7 +203,7 @@ class RectangleColumn(NodeColumn):
     def _column_of(self, values: Any, how: Read) -> Any:
         """The column of `values`, which are end to end."""
         device = self.source.device
-        return values if device is None else how.half.to_device(values, device)
+        return values if device is None else how.value_module.to_device(values, device)
 
 
 class DocumentColumn(NodeColumn):

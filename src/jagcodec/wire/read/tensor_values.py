@@ -17,7 +17,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray
-from jagcodec.memory.staging import to_device as to_device  # columns call it as `half.to_device`
+from jagcodec.memory.staging import (
+    to_device as to_device,  # columns call it as `value_module.to_device`
+)
 from jagcodec.memory.tensor_bytes import (
     MOST_ARRAY_DIMS,
     as_bytes,

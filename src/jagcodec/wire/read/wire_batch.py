@@ -36,7 +36,7 @@ from jagcodec.columns.batch import (
     views_of,
     with_closed,
 )
-from jagcodec.columns.held import column_of, row_counts
+from jagcodec.columns.held import column_of, common_row_count
 from jagcodec.columns.memory import MemorySource, columns_and_meta
 from jagcodec.errors import (
     ArgumentError,
@@ -422,7 +422,7 @@ def open_memory(batch: Any, where: str) -> WireBatch:
     if type(batch) is dict:
         batch = with_closed(batch)
     found = getattr(batch, "batch_size", None)
-    sizes = [row_counts(batch, where) or 0] if found is None else [*found]
+    sizes = [common_row_count(batch, where) or 0] if found is None else [*found]
     names = getattr(batch, "names", ())
     if any(name is not None for name in names):  # a message cannot hold names of dims either
         detail = f"expected dims without names, found {names}; set td.names = None"

@@ -29,7 +29,7 @@ from jagcodec.wire import spec
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.items import Tree
 from jagcodec.wire.native import NATIVE
-from jagcodec.wire.registry import registered_name, state_of
+from jagcodec.wire.registry import name_for_sending, state_of
 from jagcodec.wire.spec import Code, Kind
 from jagcodec.wire.write.lowering_columns import (
     COLUMN_HANDLERS,
@@ -101,14 +101,14 @@ def _handler_of(kind: type) -> Handler | None:
     handler = _HANDLERS.get(kind)
     if handler is not None:
         return handler
-    if registered_name(kind) is not None:
+    if name_for_sending(kind) is not None:
         return _lower_registered
     return next((handler for base, handler in _HANDLERS_OF_BASES if issubclass(kind, base)), None)
 
 
 def _lower_registered(walk: ValueWalk, value: Any) -> Tree:
     """The tree of a value whose type has a registered name."""
-    name = registered_name(type(value))
+    name = name_for_sending(type(value))
     try:
         state = state_of(value)
     except JagcodecError:
