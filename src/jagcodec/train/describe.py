@@ -32,7 +32,7 @@ from jagcodec.wire.read.message import Message, Reading
 from jagcodec.wire.read.opening import open_message
 from jagcodec.wire.read.wire_batch import WireBatch, batch_of_message, open_whole
 from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, size_at_code
-from jagcodec.wire.spec import NO_INDEX, Kind, is_narrow_code
+from jagcodec.wire.spec import NO_INDEX, Kind, is_widened_on_read
 from jagcodec.wire.stored.elided_rows import runs_at
 
 # --- opening -----------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class _ColumnWalk(Claims):
         if leaf is not None:
             places = [(leaf.place.storage_code, leaf.place.elements)]
             places = [*self._count_runs(leaf)] if leaf.runs else places
-            if any(size and is_narrow_code(code) for code, size in places):
+            if any(size and is_widened_on_read(code) for code, size in places):
                 self._stored.add("narrow")
         for child in node.children:
             self._count_node(child)

@@ -1,8 +1,8 @@
 """Finds where two values first differ, bit for bit, and which `meta` joins keep.
 
 `first_difference` calls `compare`, which finds the function for the type of two values in the
-table `_COMPARE`. For batches and dicts that is `compare_batches`, the first of `each_difference`,
-which goes on to their columns, and calls `compare` for each that is not a batch or a dict itself.
+table `_COMPARE`. For batches and dicts it is `compare_batches`, which returns the first result of
+`each_difference`. That function walks batches inside, and calls `compare` for every other value.
 """
 
 from __future__ import annotations

@@ -181,8 +181,8 @@ def narrow_code(width: int, signed: bool) -> int:
     return (0x20 if signed else 0x10) + width
 
 
-def is_narrow_code(code: Any) -> Any:
-    """Whether elements of a storage code take fewer bytes than their dtype has.
+def is_widened_on_read(code: Any) -> Any:
+    """Whether a reader must widen elements of a storage code, which take fewer bytes than others.
 
     For an array of codes, the result is an array.
     """

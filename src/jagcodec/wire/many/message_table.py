@@ -29,7 +29,7 @@ from jagcodec.wire.spec import (
     INDIRECT,
     TORCH_ITEMSIZES,
     Kind,
-    is_narrow_code,
+    is_widened_on_read,
 )
 from jagcodec.wire.stored.narrow import widened
 
@@ -183,7 +183,7 @@ class MessageTable:
         rows = self._group_rows(cells.group)
         if rows is None or (rows.cells != cells.cell_counts).any():
             return None
-        narrow = bool(is_narrow_code(cells.storage_codes).any())
+        narrow = bool(is_widened_on_read(cells.storage_codes).any())
         levels = min(s.levels - node.depth for s, node in zip(self.stacks, nodes, strict=True))
         view = self._view_of_all(cells, rows, narrow)
         return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
@@ -246,7 +246,7 @@ class MessageTable:
         """The buffers with widened cells after them, and where each message's cells start."""
         memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
         elements = column.cell_counts * math.prod(column.inner)
-        is_narrow = is_narrow_code(column.storage_codes)
+        is_narrow = is_widened_on_read(column.storage_codes)
         for code in np.unique(column.storage_codes[is_narrow]).tolist():
             members = np.flatnonzero(column.storage_codes == code)
             counts = elements[members]

@@ -1,7 +1,8 @@
 """Which node of a message is its batch, and how many rows it has.
 
 `batch_in` finds the node, `sizes_of_node` its batch size. A `BatchedDataDict` without buffers has
-no such node: `state_in_documents` reads it.
+no such node: `state_in_documents` reads it. Whether a node in the batch has N rows is asked when it
+is read as a column (`node_columns.py`, `built_columns.py`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.schema import BUFFER, DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORAGE_CODE, Node
-from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES, is_narrow_code
+from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES, is_widened_on_read
 from jagcodec.wire.stored.elided_rows import MOST_RANGES, rows_in_runs, runs_at
 from jagcodec.wire.stored.narrow import widened
 
@@ -223,7 +223,7 @@ class Message:
         cells = self._widened.get(place)
         if cells is None:
             cells = self.elements(place, 0, place.elements)
-            if place.elements and is_narrow_code(place.storage_code):
+            if place.elements and is_widened_on_read(place.storage_code):
                 self._widened[place] = cells
         return cells
 
@@ -372,7 +372,7 @@ class Message:
         leaf = self.leaf(node)
         places = runs_at(self, leaf) if leaf.runs else [leaf.place]
         return leaf.place.elements > 0 and any(
-            is_narrow_code(place.storage_code) for place in places
+            is_widened_on_read(place.storage_code) for place in places
         )
 
     def is_elided(self, node: Node) -> bool:
