@@ -575,10 +575,6 @@ def _tensor_kind(tensor: torch.Tensor) -> type[HeldColumn]:
     return Dense if tensor.layout is torch.strided else Sparse
 
 
-def _tensordict_kind(value: Any) -> type[HeldColumn]:
-    return TensorClass if is_tensorclass(value) else TensorDictBatch
-
-
 add_kinds(
     (
         (UnbatchedTensor, Unbatched),  # a tensor or a tensorclass, by the version of tensordict
@@ -588,7 +584,7 @@ add_kinds(
         (torch.Tensor, _tensor_kind),
         (PackedColumn, Packed),
         (LazyStackedTensorDict, LazyStack),
-        (TensorDictBase, _tensordict_kind),
+        (TensorDictBase, lambda value: TensorClass if is_tensorclass(value) else TensorDictBatch),
     ),
     (object, lambda value: TensorClass if is_tensorclass(value) else HeldColumn),
     {
