@@ -51,14 +51,15 @@ class ValueWalk(ABC):
     ) -> None:
         # Options.
         self._allow_pickle = allow_pickle
-        self.default = default
-        self.narrow_names = None if isinstance(narrow, bool) else narrow  # None: no names are given
+        self.default: Callable[[Any], Any] | None = default
+        # None if the caller gave no names.
+        self.narrow_names: frozenset[Name] | None = None if isinstance(narrow, bool) else narrow
 
         # Where the walk is.
         self.path: list[Any] = []  # the keys on the way to the current value
         self._column_name: Name = ()
         self._column_is_narrow: bool = narrow is True
-        self.stacks = 0  # how many stacks of TensorDicts contain the current value
+        self.stacks: int = 0  # how many stacks of TensorDicts contain the current value
         self._defaults = 0  # how many results of `default` contain the current value
 
         # What it has found; `Lowered` describes the first four.
@@ -67,7 +68,7 @@ class ValueWalk(ABC):
         self.unbacked: list[tuple[str, int]] = []
         self.messages: list[RowMessages] = []
         self.columns: dict[Name, None] = {}  # the names of all columns, if `narrow` has names
-        self.array_rows = 0  # how many rows are arrays or None
+        self.array_rows: int = 0  # how many rows are arrays or None
 
         # Cells on devices, which `fetch` gets at the end.
         self.on_devices: list[Any] = []  # tensors
