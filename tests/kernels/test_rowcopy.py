@@ -427,7 +427,6 @@ spec.loader.exec_module(kernel)
     return run_python(load + code).stdout
 
 
-@needs_compiled
 @pytest.mark.parametrize(
     ("threads", "expected"),
     [
@@ -447,6 +446,7 @@ def test_threads_are_those_of_the_environment_or_the_cpus_of_the_process(
     assert kernels.thread_count() == (expected or 1)
 
 
+@needs_compiled
 def test_other_threads_run_during_a_large_copy():
     """With a switch interval of an hour, another thread runs only where the GIL is let go."""
     code = """
