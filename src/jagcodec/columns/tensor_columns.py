@@ -313,12 +313,10 @@ class Unbatched(HeldColumn):
 # --- what a TensorDict holds -------------------------------------------------------------------
 
 
-class Payloads(HeldColumn):
-    """A leaf of a TensorDict with Python objects: one for each row, or one of the whole batch."""
+class _HasBatchSize(HeldColumn):
+    """A value that knows its batch size, whose first number is that of the rows."""
 
     __slots__ = ()
-    family = NonTensorData
-    is_leaf = True
 
     def row_count(self, path: str) -> int | None:
         sizes = non_tensor.sizes_of_batch(self.value)
@@ -328,6 +326,14 @@ class Payloads(HeldColumn):
 
     def sizes(self, wanted: list[int]) -> list[int]:
         return non_tensor.sizes_of_batch(self.value)[: len(wanted)]
+
+
+class Payloads(_HasBatchSize):
+    """A leaf of a TensorDict with Python objects: one for each row, or one of the whole batch."""
+
+    __slots__ = ()
+    family = NonTensorData
+    is_leaf = True
 
     def array_for_join(self, *, numbers: bool) -> npt.NDArray[Any] | None:
         return non_tensor.array_of_leaf(self.value)
@@ -364,21 +370,12 @@ class Payloads(HeldColumn):
         return NonTensorData(other.value, batch_size=[len(other.value)])
 
 
-class TensorDictBatch(HeldBatch):
+class TensorDictBatch(_HasBatchSize, HeldBatch):
     """A TensorDict: a batch of any number of batch dims, whose first dim has the rows."""
 
     __slots__ = ()
     family = TensorDictBase
     has_columns = True
-
-    def row_count(self, path: str) -> int | None:
-        sizes = non_tensor.sizes_of_batch(self.value)
-        if not sizes:
-            raise not_a_column(self.value, path)
-        return int(sizes[0])
-
-    def sizes(self, wanted: list[int]) -> list[int]:
-        return non_tensor.sizes_of_batch(self.value)[: len(wanted)]
 
     def check_batch(self, path: str) -> None:
         if not self.value.batch_dims:
